@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from http import HTTPStatus
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import PlainTextResponse, Response
@@ -57,15 +57,17 @@ def make_app(
             ClientDisconnect: _note_gone,
             Exception: _tell_bug,
         },
-        middleware=[_cors(door.origins)] if door.origins else [],
     )
     app.state.clients = clients
     app.state.room = Room(bodies_nbytes_max)
-    return Edge(app, door)
+    return Edge(app, door, share=_sharer(door.origins))
 
 
-def _cors(origins: tuple[str, ...]) -> Middleware:
-    return Middleware(
+def _sharer(origins: tuple[str, ...]) -> Callable[[ASGIApp], ASGIApp]:
+    """Return what lets pages of these origins read answers."""
+    if not origins:
+        return lambda app: app
+    return partial(
         CORSMiddleware,
         allow_origins=origins,
         allow_methods=["GET", "POST", "DELETE"],

@@ -2,7 +2,8 @@
 
 Invariants:
 - Every answer carries X-Request-Id, the client's own where that is a short printable text.
-- What the door refuses reaches no handler. Refusals have the API's own shape.
+- What the door refuses reaches no handler. Refusals have the API's own shape, and pages of origins
+  that are let in may read them.
 - An exception of ours is in the log under the request's id; the client is told the id alone.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -34,10 +36,19 @@ class Edge:
     """ASGI middleware around everything."""
 
     def __init__(
-        self, app: ASGIApp, door: Door, *, requests_max: int = config.HTTP_REQUESTS_MAX
+        self,
+        app: ASGIApp,
+        door: Door,
+        *,
+        share: Callable[[ASGIApp], ASGIApp] = lambda app: app,
+        requests_max: int = config.HTTP_REQUESTS_MAX,
     ) -> None:
-        """Let in whom `door` does, and `requests_max` requests at once."""
-        self._app = app
+        """Let in whom `door` does, and `requests_max` requests at once.
+
+        share: makes what an application answers readable for pages of other origins; refusals too.
+        """
+        self._app = share(app)
+        self._share = share
         self._door = door
         self._requests_max = requests_max
         self._under_way = 0
@@ -67,7 +78,7 @@ class Edge:
         begun_s = time.monotonic()
         try:
             if failure is not None:
-                await render(failure, scope)(scope, receive, send)
+                await self._share(render(failure, scope))(scope, receive, send)
             else:
                 await self._app(scope, receive, send)
         except Exception as error:  # noqa: BLE001 - a bug in one request ends no other

@@ -11,14 +11,20 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from mlxd._streams import BrokenStream, Stream
-    from mlxd.client import Client
-    from mlxd.messages import (
+    from mlxd.answers import (
         Calls,
         Completion,
         Delta,
+        Finished,
+        PositionLogprobs,
+        PromptEcho,
+        TokenLogprob,
+        Usage,
+    )
+    from mlxd.client import Client
+    from mlxd.messages import (
         DeviceStatus,
         Embeddings,
-        Finished,
         FitReport,
         FitTerm,
         Histogram,
@@ -29,17 +35,21 @@ if TYPE_CHECKING:
         MetricPoint,
         Model,
         ModelState,
-        PositionLogprobs,
         ProcessRole,
         Status,
-        TokenLogprob,
         Unloaded,
-        Usage,
         WorkerMemory,
         WorkerStatus,
     )
     from mlxd_shared.domain.cache_reasons import CacheReason
-    from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall
+    from mlxd_shared.domain.chats import (
+        AnswerPart,
+        Chat,
+        ChatMessage,
+        ContentPart,
+        ToolCall,
+        ToolChoice,
+    )
     from mlxd_shared.domain.errors import (
         BackendProblem,
         BadCredentials,
@@ -79,6 +89,8 @@ if TYPE_CHECKING:
         LoadSpec,
         Pooling,
         SamplingOptions,
+        Score,
+        ScoredText,
         Weights,
     )
     from mlxd_shared.security.secure_channel import ChannelSecurity, call_headers
@@ -89,23 +101,25 @@ if TYPE_CHECKING:
 # fmt: off
 __all__ = [
     "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
-    "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "DeadlinePassed", "Delta",
-    "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed", "FieldViolation",
-    "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram", "HostMemory",
-    "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "KeyLimit", "LoadAbandoned",
-    "LoadProgress", "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary", "MemoryAccount",
-    "MetricFamily", "MetricKind", "MetricPoint", "MlxdError", "Model", "ModelDraining",
-    "ModelLoading", "ModelNotFound", "ModelState", "ModelTooLarge", "ModelUnloaded",
-    "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt", "Pooling", "PositionLogprobs",
-    "ProcessRole", "QueueFull", "RemoteError", "ResponseFormat", "SamplingOptions", "ShuttingDown",
-    "Status", "Stream", "TokenLogprob", "ToolCall", "Unloaded", "Usage", "Weights", "WorkerExited",
-    "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut",
-    "WrongWorker", "call_headers",
+    "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "ContentPart",
+    "DeadlinePassed", "Delta", "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed",
+    "FieldViolation", "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram",
+    "HostMemory", "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "KeyLimit",
+    "LoadAbandoned", "LoadProgress", "LoadSpec", "LoadUpdate", "MachineShort", "MathLibrary",
+    "MemoryAccount", "MetricFamily", "MetricKind", "MetricPoint", "MlxdError", "Model",
+    "ModelDraining", "ModelLoading", "ModelNotFound", "ModelState", "ModelTooLarge",
+    "ModelUnloaded", "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt", "Pooling",
+    "PositionLogprobs", "ProcessRole", "PromptEcho", "QueueFull", "RemoteError", "ResponseFormat",
+    "SamplingOptions", "Score", "ScoredText", "ShuttingDown", "Status", "Stream", "TokenLogprob",
+    "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost",
+    "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker",
+    "call_headers",
 ]
 # fmt: on
 
 _HOMES = (
     "mlxd._streams",
+    "mlxd.answers",
     "mlxd.client",
     "mlxd.messages",
     "mlxd_shared.domain.cache_reasons",

@@ -122,7 +122,9 @@ class ResumingCall:
         return min(pause_s, left_s, left_s if deadline_s is None else deadline_s)
 
     def _survives(self, reason: MlxdError) -> bool:
-        """Tell whether the stream may be resumed after this."""
+        """Tell whether the stream may be resumed after this; one of several choices never is."""
+        if self._request.n > 1:
+            return False
         match reason:
             case RemoteError(code):
                 return code is grpc.StatusCode.UNAVAILABLE

@@ -13,6 +13,7 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 
 import grpc
 
+from mlxd import answers as a
 from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_shared.domain.chats import AnswerPart
@@ -118,10 +119,35 @@ class Stream(Generic[_Out]):
 
 
 class GenerationReader:
+    """The choices of one stream, each whole and in order, as they come."""
+
+    def __init__(self, *, resumed: int = 0, choices: int = 1) -> None:
+        """Expect so many choices, of which so many tokens are known."""
+        self._resumed = resumed
+        self._count = choices
+        self._choices: dict[int, _ChoiceReader] = {}
+
+    def read(self, message: inference_pb2.GenerateResponse, /) -> Sequence[a.Delta | a.Finished]:
+        """Return the message's delta, if it has any text or token, and its end, if it has one."""
+        if message.choice >= self._count:
+            raise BrokenStream(f"choice {message.choice} came, of {self._count}")
+        reader = self._choices.get(message.choice)
+        if reader is None:
+            reader = self._choices[message.choice] = _ChoiceReader(resumed=self._resumed)
+        return reader.read(message)
+
+    def end(self) -> None:
+        """Refuse a stream in which a choice has no Finished."""
+        for reader in self._choices.values() or [_ChoiceReader(resumed=self._resumed)]:
+            reader.end()
+        if len(self._choices) < self._count:
+            raise BrokenStream(f"{len(self._choices)} choices came, of {self._count}")
+
+
+class _ChoiceReader:
     """Deltas without gap or repeat, then one Finished, over as many calls as the stream takes."""
 
-    def __init__(self, *, resumed: int = 0) -> None:
-        """Expect a stream of which so many tokens are known."""
+    def __init__(self, *, resumed: int) -> None:
         self._next_offset = resumed
         self._began = resumed
         self._calls = 0
@@ -129,7 +155,7 @@ class GenerationReader:
         self._model_digest = ""
         self._finished = False
 
-    def read(self, message: inference_pb2.GenerateResponse, /) -> Sequence[m.Delta | m.Finished]:
+    def read(self, message: inference_pb2.GenerateResponse, /) -> Sequence[a.Delta | a.Finished]:
         """Return the message's delta, if it has any text or token, and its end, if it has one."""
         if self._finished:
             raise BrokenStream("a message came after the end")
@@ -142,8 +168,8 @@ class GenerationReader:
         if message.request_id:  # the first message of a call
             self._begin(message)
         self._next_offset += len(message.token_ids)
-        items: list[m.Delta | m.Finished] = []
-        if message.text or message.token_ids or message.parts:
+        items: list[a.Delta | a.Finished] = []
+        if message.text or message.token_ids or message.parts or message.HasField("prompt"):
             items.append(_read_delta(message))
         if message.HasField("finish"):
             items.append(self._finish(message))
@@ -158,20 +184,21 @@ class GenerationReader:
         if message.model_digest != self._model_digest:
             raise BrokenStream("the model has become another one: the stream cannot go on")
 
-    def _finish(self, message: inference_pb2.GenerateResponse) -> m.Finished:
+    def _finish(self, message: inference_pb2.GenerateResponse) -> a.Finished:
         if message.finish.reason not in FINISH_FROM_PB:
             raise BrokenStream(f"finish reason {message.finish.reason} is unknown")
         if not message.HasField("usage"):
             raise BrokenStream("the end carries no usage")
         self._finished = True
         matched = message.finish.WhichOneof("matched")
-        calls = m.Calls(lost=max(self._calls - 1, 0), resumed_tokens=self._began)
-        return m.Finished(
+        calls = a.Calls(lost=max(self._calls - 1, 0), resumed_tokens=self._began)
+        return a.Finished(
             reason=FINISH_FROM_PB[message.finish.reason],
             matched=None if matched is None else getattr(message.finish, matched),
-            usage=read(m.Usage, message.usage, calls=calls),
+            usage=read(a.Usage, message.usage, calls=calls),
             request_id=self._request_id,
             model_digest=self._model_digest,
+            choice=message.choice,
         )
 
     def end(self) -> None:
@@ -180,15 +207,17 @@ class GenerationReader:
             raise BrokenStream(f"it ended after {self._next_offset} tokens without a finish")
 
 
-def _read_delta(message: inference_pb2.GenerateResponse) -> m.Delta:
+def _read_delta(message: inference_pb2.GenerateResponse) -> a.Delta:
     """Return a message's delta; by hand, because one comes with every token of every stream."""
-    return m.Delta(
+    return a.Delta(
         offset=message.offset,
         text=message.text,
         token_ids=tuple(message.token_ids),
-        logprobs=tuple([read(m.PositionLogprobs, pb) for pb in message.logprobs]),
+        logprobs=tuple([read(a.PositionLogprobs, pb) for pb in message.logprobs]),
         parts=tuple([read(AnswerPart, pb) for pb in message.parts]),
         seed=message.seed if message.HasField("seed") else None,
+        choice=message.choice,
+        prompt=read(a.PromptEcho, message.prompt) if message.HasField("prompt") else None,
     )
 
 

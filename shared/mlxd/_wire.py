@@ -23,6 +23,7 @@ from mlxd_shared.domain.requests import (
     UINT64,
     LoadSpec,
     SamplingOptions,
+    ScoredText,
     check_range,
 )
 from mlxd_shared.wire.convert_format import format_texts, format_to_pb
@@ -90,6 +91,11 @@ class GenerateOptions(TypedDict, total=False):
     migrate: bool | None
     resume: Sequence[int]
     """The output so far of an interrupted stream."""
+    n: int | None
+    """How many completions of the prompt to make."""
+    echo: bool | None
+    prompt_logprobs: int | None
+    """How many alternatives to ask for beside the log-probability of each prompt token."""
 
 
 def generate_to_pb(
@@ -111,6 +117,9 @@ def generate_to_pb(
     request_id: str = "",
     migrate: bool | None = None,
     resume: Sequence[int] = (),
+    n: int | None = None,
+    echo: bool | None = None,
+    prompt_logprobs: int | None = None,
 ) -> inference_pb2.GenerateRequest:
     """Return the request; what is None stays absent.
 
@@ -132,6 +141,8 @@ def generate_to_pb(
         *_seconds("keep_alive", keep_alive_s),
         *_texts("request_id", request_id),
         *_ids("resume_token_ids", resume),
+        *check_range("n", n, *UINT32),
+        *check_range("prompt_logprobs", prompt_logprobs, *UINT32),
     )
     request = inference_pb2.GenerateRequest(
         model=model,
@@ -151,14 +162,21 @@ def generate_to_pb(
         resume_from=len(resume) or None,
         resume_token_ids=resume,
         migrate=migrate,
+        n=n,
+        echo=echo,
+        prompt_logprobs=prompt_logprobs,
+        speculation=_speculation_to_pb(speculation_depth),
     )
-    if speculation_depth is not None:
-        request.speculation.depth_max = speculation_depth
-    _set_prompt(request, prompt)
-    return request
+    return _with_prompt(request, prompt)
 
 
-def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
+def _speculation_to_pb(depth_max: int | None) -> inference_pb2.SpeculationOptions | None:
+    return None if depth_max is None else inference_pb2.SpeculationOptions(depth_max=depth_max)
+
+
+def _with_prompt(
+    request: inference_pb2.GenerateRequest, prompt: Prompt
+) -> inference_pb2.GenerateRequest:
     if isinstance(prompt, str):
         request.text = prompt
     elif isinstance(prompt, Chat):
@@ -166,6 +184,30 @@ def _set_prompt(request: inference_pb2.GenerateRequest, prompt: Prompt) -> None:
     else:
         request.tokens.ids.extend(prompt)
         request.tokens.SetInParent()  # an empty list is still a list of tokens
+    return request
+
+
+def score_to_pb(
+    texts: Sequence[ScoredText], *, model: str, parse_special_tokens: bool | None
+) -> inference_pb2.ScoreRequest:
+    """Return the request.
+
+    Raises:
+        InvalidRequest: half a character in a text.
+    """
+    _refuse(
+        *_texts("model", model),
+        *(
+            bad
+            for index, each in enumerate(texts)
+            for bad in _texts(f"texts[{index}]", each.text, *each.continuations)
+        ),
+    )
+    return inference_pb2.ScoreRequest(
+        model=model,
+        texts=[write(each, inference_pb2.ScoredText) for each in texts],
+        parse_special_tokens=parse_special_tokens,
+    )
 
 
 def load_request_to_pb(

@@ -18,6 +18,7 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import Any, Self, TypeVar, Unpack
 
 import grpc
@@ -27,24 +28,15 @@ from mlxd import _wire
 from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
 from mlxd._wire import text_to_pb
-from mlxd.messages import (
-    Completion,
-    Delta,
-    Embeddings,
-    Finished,
-    FitReport,
-    LoadUpdate,
-    Model,
-    Status,
-    Unloaded,
-)  # fmt: skip
+from mlxd.answers import Completion, Delta, Finished
+from mlxd.messages import Embeddings, FitReport, LoadUpdate, Model, Status, Unloaded
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
-from mlxd_shared.domain.requests import LoadSpec, Pooling
+from mlxd_shared.domain.requests import LoadSpec, Pooling, Score, ScoredText
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.convert_embed import POOLING_TO_PB
@@ -108,11 +100,13 @@ class Client:
         """Start a completion of `prompt` (text, token ids, or a Chat) and return its stream.
 
         The stream gives Delta after Delta, without gap or repeat, and one Finished at the end; it
-        raises BrokenStream where the server does not keep to that. What is None or empty is left
-        to the server. `logprobs` asks for each token's log-probability, with that many of the best
-        tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which changes
-        nothing but speed; 0 guesses none. A complete output matches `response_format`; one that is
-        cut, by its length say, need not. An empty `model` is good where exactly one is configured.
+        raises BrokenStream where the server does not keep to that. `n` asks for so many choices of
+        the prompt, each with deltas and an end of its own, as they come. What is None or empty is
+        left to the server. `logprobs` asks for each token's log-probability, with that many of the
+        best tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which
+        changes nothing but speed; 0 guesses none. A complete output matches `response_format`; one
+        that is cut, by its length say, need not. An empty `model` is good where exactly one is
+        configured.
         Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
 
@@ -132,7 +126,8 @@ class Client:
             if reconnect
             else self._generate(request, timeout_s)
         )
-        return Stream(call, GenerationReader(resumed=len(request.resume_token_ids)))
+        reader = GenerationReader(resumed=len(request.resume_token_ids), choices=request.n or 1)
+        return Stream(call, reader)
 
     def _generate(
         self, request: inference_pb2.GenerateRequest, timeout_s: float | None
@@ -147,10 +142,22 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[_wire.GenerateOptions],
     ) -> Completion:
-        """Return the whole completion; the arguments are those of `generate`."""
+        """Return the whole completion, the first of several; the arguments are `generate`'s."""
         stream = self.generate(prompt, reconnect=reconnect, timeout_s=timeout_s, **options)
         async with stream:
-            return Completion.of([event async for event in stream])
+            return Completion.each_of([event async for event in stream])[0]
+
+    async def choices(
+        self,
+        prompt: _wire.Prompt,
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[_wire.GenerateOptions],
+    ) -> tuple[Completion, ...]:
+        """Return the `n` completions of a prompt, which is read once; else as `generate`."""
+        stream = self.generate(prompt, timeout_s=timeout_s, **options)
+        async with stream:
+            return Completion.each_of([event async for event in stream])
 
     async def tokenize(
         self,
@@ -236,6 +243,24 @@ class Client:
         pb = await _answer(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
         vectors = tuple(tuple(vector.values) for vector in pb.embeddings)
         return Embeddings(vectors, pb.prompt_tokens, pb.model_digest)
+
+    async def score(
+        self,
+        texts: Sequence[ScoredText],
+        *,
+        model: str = "",
+        parse_special_tokens: bool | None = None,
+        timeout_s: float | None = None,
+    ) -> tuple[tuple[Score, ...], ...]:
+        """Return, text by text, how likely the model finds each of its continuations.
+
+        To rerank, score "yes" and "no" behind a prompt for each document: what decides is the
+        difference of the two log-probabilities.
+        """
+        request = _wire.score_to_pb(texts, model=model, parse_special_tokens=parse_special_tokens)
+        pb = await _answer(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
+        scores = iter([read(Score, each) for each in pb.scores])
+        return tuple(tuple(islice(scores, len(each.continuations))) for each in texts)
 
     def load(
         self,

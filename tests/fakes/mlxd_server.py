@@ -119,6 +119,15 @@ class FakeServer(
         vectors = [inference_pb2.Embedding(values=[len(text), 0.125]) for text in request.texts]
         return inference_pb2.EmbedResponse(embeddings=vectors)
 
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: Context
+    ) -> inference_pb2.ScoreResponse:
+        """Answer each continuation with minus its length, as one token."""
+        self.requests.append(request)
+        lengths = [len(text) for each in request.texts for text in each.continuations]
+        scores = [inference_pb2.Score(logprob=-length, tokens=1) for length in lengths]
+        return inference_pb2.ScoreResponse(scores=scores)
+
     async def ListModels(
         self, request: model_pb2.ListModelsRequest, context: Context
     ) -> model_pb2.ListModelsResponse:

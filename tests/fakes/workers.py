@@ -265,7 +265,10 @@ class FakeLink:
         return FakeStream(self._script, self._process, seen)
 
     async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
-        """Return one id a byte, or undo that; or a vector a text: how long it is, and 1."""
+        """Return one id a byte, or undo that; or a vector a text: how long it is, and 1.
+
+        A continuation's score is minus its length.
+        """
         if self._script.last_words:
             self._process.end(self._script.last_words.pop(0))
         self._check()
@@ -278,6 +281,11 @@ class FakeLink:
             return inference_pb2.DetokenizeResponse(
                 text=bytes(token_ids).decode()
             ).SerializeToString()
+        if question is Question.SCORE:
+            scoring = inference_pb2.ScoreRequest.FromString(request.raw)
+            lengths = [len(text) for each in scoring.texts for text in each.continuations]
+            scores = [inference_pb2.Score(logprob=-length, tokens=1) for length in lengths]
+            return inference_pb2.ScoreResponse(scores=scores).SerializeToString()
         texts = inference_pb2.EmbedRequest.FromString(request.raw).texts
         vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in texts]
         made = inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))

@@ -18,10 +18,10 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InternalError,
     MlxdError,
+    ModelDraining,
     ModelNotFound,
     NoChatTemplate,
     QueueFull,
-    ShuttingDown,
 )
 from mlxd_shared.domain.errors import InvalidRequest as Invalid
 from mlxd_shared.security.tokens import Token
@@ -41,7 +41,7 @@ ERRORS = [
     (Invalid.of("sampling.temperature", "is too hot"), 400, "temperature"),
     (Invalid.of("chat.messages[0].content", "is too long"), 400, "messages[0].content"),
     (QueueFull("streams", 4, retry_after_s=2.5), 429, None),
-    (ShuttingDown(retry_after_s=1.0), 503, None),
+    (ModelDraining("demo", retry_after_s=1.0), 503, None),
     (InternalError("e-1"), 500, None),
 ]
 
@@ -123,6 +123,19 @@ async def test_pages_of_named_origins_alone() -> None:
         for origin, allowed in (("https://chat.example", True), ("https://else.example", False)):
             headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
             answer = await web.http.options(CHATS[0], headers=headers)
+            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+
+
+@pytest.mark.asyncio
+async def test_a_page_reads_why_it_is_refused() -> None:
+    """Refusals of the edge too are readable for a page that was named, and for no other."""
+    async with (
+        serving(Answers()) as fake,
+        gateway_over(fake.address, token=Token(SECRET), origins=("https://chat.example",)) as web,
+    ):
+        for origin, allowed in (("https://chat.example", True), ("https://else.example", False)):
+            answer = await web.post(CHATS[0], body_for(CHATS[0]), headers={"Origin": origin})
+            assert answer.status_code == 401
             assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
 
 

@@ -98,7 +98,7 @@ async def test_reasoning_and_a_call_at_once_with_openai() -> None:
 
 @pytest.mark.asyncio
 async def test_no_tool_is_offered_with_the_choice_none() -> None:
-    """tool_choice none: the model does not learn of the tools."""
+    """tool_choice none: the wire's own, by which the model does not learn of the tools."""
     body = {
         "model": "demo",
         "messages": [QUESTION],
@@ -107,7 +107,7 @@ async def test_no_tool_is_offered_with_the_choice_none() -> None:
     }
     async with serving(TWO_TURNS) as fake, gateway_over(fake.address) as web:
         assert (await web.post("/v1/chat/completions", body)).status_code == 200
-        assert not chats(fake)[0].tools_json
+        assert chats(fake)[0].tool_choice == inference_pb2.TOOL_CHOICE_NONE
 
 
 @pytest.mark.asyncio

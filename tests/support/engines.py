@@ -242,7 +242,9 @@ def engine_on(
         make_decoder
         or (
             lambda request: tokenizer.detokenizer(
-                skip_special=request.skip_special_tokens, anchored=request.constraint is not None
+                skip_special=request.skip_special_tokens,
+                anchored=request.anchored,
+                shown=request.shown,
             )
         ),
         limits,

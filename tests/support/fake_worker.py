@@ -166,6 +166,15 @@ class FakeWorker(
         vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in request.texts]
         return inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
 
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: Context
+    ) -> inference_pb2.ScoreResponse:
+        """Return minus the length of each continuation, as one token."""
+        self._check(request.worker_incarnation)
+        lengths = [len(text) for each in request.texts for text in each.continuations]
+        scores = [inference_pb2.Score(logprob=-length, tokens=1) for length in lengths]
+        return inference_pb2.ScoreResponse(scores=scores)
+
     async def WatchStatus(
         self, request: status_pb2.WatchStatusRequest, context: Context
     ) -> AsyncIterator[status_pb2.WatchStatusResponse]:

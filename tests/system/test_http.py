@@ -128,7 +128,7 @@ async def test_openai_is_told_what_is_wrong(models: tuple[str, ...]) -> None:
             await client.chat.completions.create(model="chatty", messages=HI, temperature=200)
         assert hot.value.param == "temperature"
         with pytest.raises(openai.BadRequestError) as many:
-            await client.chat.completions.create(model="chatty", messages=HI, n=2)
+            await client.chat.completions.create(model="chatty", messages=HI, n=200)
         assert many.value.param == "n"
         with pytest.raises(openai.BadRequestError) as mute:
             await client.chat.completions.create(model="demo", messages=HI)
@@ -168,9 +168,9 @@ async def test_anthropic(models: tuple[str, ...]) -> None:
             await client.messages.create(
                 **common,
                 tools=[{"name": "f", "input_schema": {"type": "object"}}],
-                tool_choice={"type": "any"},
+                tool_choice={"type": "tool", "name": "g"},
             )
-        assert "tool_choice.type" in str(forced.value)
+        assert "tool_choice.name" in str(forced.value)
         with pytest.raises(anthropic.NotFoundError):
             await client.messages.create(**{**common, "model": "none"})
 

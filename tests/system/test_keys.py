@@ -10,7 +10,15 @@ from typing import Any
 
 import pytest
 
-from mlxd import ChannelSecurity, Client, Finished, KeyLimit, NotAllowed, RemoteError
+from mlxd import (
+    ChannelSecurity,
+    Client,
+    Finished,
+    KeyLimit,
+    NotAllowed,
+    RemoteError,
+    ScoredText,
+)
 from tests.support.chat_template import write_template
 from tests.support.cli import mlxd
 from tests.support.gateways import Web, serve_web
@@ -109,6 +117,35 @@ async def writer_text(client: Client, model: str = "demo") -> Finished:
         last = [event async for event in stream][-1]
     assert isinstance(last, Finished)
     return last
+
+
+@pytest.mark.asyncio
+async def test_whatever_a_model_evaluates_is_counted(
+    tmp_path: Path, models: tuple[str, ...]
+) -> None:
+    """The tokens of all choices, of texts that become vectors and of those that are scored."""
+    issued = Issued(tmp_path)
+    await issued.add("writer", "--scope", "infer", "--scope", "observe")
+    async with (
+        serve_web(*models, "--keys-file", str(issued.keys_file)) as web,
+        issued.client(web, "writer") as writer,
+    ):
+
+        async def total_of(what: str) -> float:
+            return (await points(writer, f"mlxd_key_{what}_tokens_total"))["writer",]
+
+        choices = await writer.choices("Once", n=2, model="demo", max_tokens=TOKENS)
+        read = len(await writer.tokenize("Once", model="demo"))
+        assert await total_of("prompt") == read
+        assert await total_of("generation") == sum(len(each.token_ids) for each in choices)
+
+        read += (await writer.embeddings(["Once upon"], model="demo")).prompt_tokens
+        assert await total_of("prompt") == read
+
+        await writer.score([ScoredText("Once", (" upon", " a time"))], model="demo")
+        for whole in ("Once upon", "Once a time"):
+            read += len(await writer.tokenize(whole, model="demo"))
+        assert await total_of("prompt") == read
 
 
 @pytest.mark.asyncio

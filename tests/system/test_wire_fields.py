@@ -24,12 +24,14 @@ from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
 from tests.system.wire import (
+    answer_probes,
     chat_probes,
     embed_probes,
     format_probes,
     generate_probes,
     model_probes,
     scenario,
+    score_probes,
     worker_probes,
 )
 from tests.system.wire.model_probes import load, unload
@@ -44,16 +46,21 @@ ALL_S_MAX = 600
 """For all probes, one after another."""
 CONTROLLER_PROBES = [
     *generate_probes.PROBES.all,
+    *answer_probes.PROBES.all,
     *format_probes.PROBES.all,
     *chat_probes.PROBES.all,
     *embed_probes.PROBES.all,
+    *score_probes.PROBES.all,
     *model_probes.PROBES.all,
 ]
 WORKER_PROBES = worker_probes.PROBES.all
 
 BARE = types_pb2.LoadOptions(prefix_cache_bytes=0)
 # The fields that a server refuses by name, by their messages.
-UNSERVED = {"mlxd.v1.LoadModelRequest": ("cancel_on_disconnect",)}
+UNSERVED = {
+    "mlxd.v1.LoadModelRequest": ("cancel_on_disconnect",),
+    "mlxd.v1.ContentPart": ("image",),
+}
 # Fields of answers that no server fills yet, each because of what is refused by name.
 SILENT: dict[str, str] = {}
 # Fields whose honest value is 0 here: nothing leaks, no memory is short, and on CPU nothing is
@@ -136,6 +143,8 @@ def _some_value(field: Any) -> Any:
     """Return a value in range that asks for something."""
     if field.cpp_type == FieldDescriptor.CPPTYPE_BOOL:
         return True
+    if field.type == FieldDescriptor.TYPE_BYTES:
+        return b"x"
     if field.cpp_type in (FieldDescriptor.CPPTYPE_FLOAT, FieldDescriptor.CPPTYPE_DOUBLE):
         return 0.25
     return 3
@@ -172,6 +181,8 @@ async def _refusal_of(wire: Wire, message: str, name: str) -> Exception:
         "mlxd.v1.LoadOptions": loading.options,
         "mlxd.v1.LoadModelRequest": loading,
     }
+    if message == "mlxd.v1.ContentPart":  # which makes a chat of the text
+        holders[message] = generate.chat.messages.add(role="user").parts.add()
     holder = holders[message]
     _set(holder, holder.DESCRIPTOR.fields_by_name[name])
     if message in ("mlxd.v1.LoadOptions", "mlxd.v1.LoadModelRequest"):

@@ -9,4 +9,4 @@ def test_the_table_is_made_from_the_code() -> None:
     """`python tools/http_table.py` would change nothing."""
     text = http_table.DOCUMENT.read_text(encoding="utf-8")
     assert http_table.with_tables(text) == text
-    assert "| `n` | refused | one choice a request" in text
+    assert "| `best_of` | refused | every choice that is made is sent" in text

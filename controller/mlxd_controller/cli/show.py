@@ -18,7 +18,8 @@ from contextlib import suppress
 
 import typer
 
-from mlxd.messages import Delta, FitReport, Model, ModelState, TokenLogprob, WorkerStatus
+from mlxd.answers import Delta, TokenLogprob
+from mlxd.messages import FitReport, Model, ModelState, WorkerStatus
 from mlxd_controller.cli.tables import lay_out
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_shared.domain.units import format_bytes, format_duration

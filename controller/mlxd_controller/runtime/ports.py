@@ -250,6 +250,7 @@ class Question(StrEnum):
     TOKENIZE = "Tokenize"
     DETOKENIZE = "Detokenize"
     EMBED = "Embed"
+    SCORE = "Score"
 
 
 class WorkerLink(Protocol):

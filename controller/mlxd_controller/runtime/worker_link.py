@@ -43,6 +43,7 @@ _REQUESTS: dict[Question, _Kind] = {
     Question.TOKENIZE: inference_pb2.TokenizeRequest,
     Question.DETOKENIZE: inference_pb2.DetokenizeRequest,
     Question.EMBED: inference_pb2.EmbedRequest,
+    Question.SCORE: inference_pb2.ScoreRequest,
 }
 
 

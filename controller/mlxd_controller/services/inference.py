@@ -9,8 +9,9 @@ more of the next one where the first has gone.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterator, Mapping
 from contextlib import AbstractContextManager, aclosing, contextmanager
+from types import MappingProxyType
 from typing import TypeAlias
 
 import structlog
@@ -21,6 +22,7 @@ from mlxd_controller.runtime.ports import Clock, ModelRef, Question
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
+from mlxd_controller.services.choices import merge, split
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Counts, Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
@@ -31,15 +33,28 @@ from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
+from mlxd_shared.wire.convert_score import score_from_pb
 from mlxd_shared.wire.intake import as_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
-_PRIVATE = frozenset({"worker_incarnation", "load_duration", "age"})
+_PRIVATE = frozenset({"worker_incarnation", "load_duration", "age", "choice"})
 """Fields that are the controller's to set."""
+_COUNTED: Mapping[Question, type[inference_pb2.EmbedResponse | inference_pb2.ScoreResponse]] = (
+    MappingProxyType(
+        {
+            Question.EMBED: inference_pb2.EmbedResponse,
+            Question.SCORE: inference_pb2.ScoreResponse,
+        }
+    )
+)
+"""The answers that say how many tokens a model has evaluated for them."""
 _Asking: TypeAlias = (
-    inference_pb2.TokenizeRequest | inference_pb2.DetokenizeRequest | inference_pb2.EmbedRequest
+    inference_pb2.TokenizeRequest
+    | inference_pb2.DetokenizeRequest
+    | inference_pb2.EmbedRequest
+    | inference_pb2.ScoreRequest
 )
 
 
@@ -80,16 +95,22 @@ class InferenceService:
             ):
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
-                relay = Relay(
-                    self._runtime,
-                    self._quarantine,
-                    ref=ref,
-                    spec=spec,
-                    request=request,
-                    meter=meter,
-                    key=await run_paced(key_of, request, ref.digest),
-                )
-                async with transcript.of(request), aclosing(relay.frames(context)) as frames:
+                key = await run_paced(key_of, request, ref.digest)
+                relays = [
+                    Relay(
+                        self._runtime,
+                        self._quarantine,
+                        ref=ref,
+                        spec=spec,
+                        request=own,
+                        meter=meter,
+                        key=key,
+                    )
+                    for own in ([request] if spec.choices == 1 else split(request, spec.choices))
+                ]
+                streams = [relay.frames(context) for relay in relays]
+                whole = streams[0] if len(streams) == 1 else merge(streams)
+                async with transcript.of(request), aclosing(whole) as frames:
                     async for frame in frames:
                         transcript.note_frame(frame)
                         yield frame
@@ -111,6 +132,12 @@ class InferenceService:
         _refuse_private(request)
         await run_paced(embed_from_pb, request)
         return await self._ask(Question.EMBED, request, context)
+
+    async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> bytes:
+        """Return how likely the model finds continuations."""
+        _refuse_private(request)
+        await run_paced(score_from_pb, request)
+        return await self._ask(Question.SCORE, request, context)
 
     # --- parts -----------------------------------------------------------------------------------
 
@@ -167,9 +194,10 @@ class InferenceService:
 
 def _prompt_tokens(question: Question, answer: bytes) -> int:
     """Return the tokens that a model has evaluated for an answer."""
-    if question is not Question.EMBED or current_caller.get().key is None:
+    counted = _COUNTED.get(question)
+    if counted is None or current_caller.get().key is None:
         return 0
-    return inference_pb2.EmbedResponse.FromString(answer).prompt_tokens
+    return counted.FromString(answer).prompt_tokens
 
 
 def _note_time(request: inference_pb2.GenerateRequest) -> None:

@@ -1,4 +1,4 @@
-"""Counts one Generate, however it ends."""
+"""Counts one Generate with all its choices, however it ends."""
 
 from __future__ import annotations
 
@@ -47,6 +47,7 @@ class Meter:
         self._start_s = clock.now_s()
         self._first_s: float | None = None
         self._last: inference_pb2.GenerateResponse | None = None
+        self._broken = False
 
     @property
     def age_s(self) -> float:
@@ -60,21 +61,24 @@ class Meter:
             self._metrics.first_token.observe(self._first_s, model=self.model)
 
     def note_break(self, tokens: int) -> None:
-        """Note that the stream has no end, and what it carried up to there."""
-        self.counts.generated_tokens = tokens
+        """Note that a choice's stream has no end, and what it carried up to there."""
+        self._broken = True
+        self.counts.generated_tokens += tokens
         self._metrics.generated_tokens.add(tokens, model=self.model)
 
     def complete(self, last: inference_pb2.GenerateResponse) -> None:
-        """Note the stream's last message, which carries its usage."""
+        """Note the last message of a choice's stream, which carries its usage."""
         self._last = last
         metrics, usage, model = self._metrics, last.usage, self.model
-        self.counts.prompt_tokens = usage.prompt_tokens
-        self.counts.generated_tokens = usage.completion_tokens - self.resumed
+        generated = usage.completion_tokens - self.resumed
+        self.counts.prompt_tokens += usage.prompt_tokens
+        self.counts.generated_tokens += generated
         metrics.prompt_tokens.add(usage.prompt_tokens, model=model)
         metrics.cached_tokens.add(usage.cached_tokens, model=model)
-        metrics.generated_tokens.add(self.counts.generated_tokens, model=model)
-        lookups = metrics.cache_hits if usage.cached_tokens else metrics.cache_misses
-        lookups.add(model=model, reason=_REASONS.get(usage.cache_reason, UNKNOWN_REASON))
+        metrics.generated_tokens.add(generated, model=model)
+        if usage.prompt_tokens:  # of several choices only the first one's tells of the prompt
+            lookups = metrics.cache_hits if usage.cached_tokens else metrics.cache_misses
+            lookups.add(model=model, reason=_REASONS.get(usage.cache_reason, UNKNOWN_REASON))
         metrics.queue.observe(duration_from_pb(usage.queue_duration), model=model)
         metrics.load_wait.observe(duration_from_pb(usage.load_duration), model=model)
         gaps = usage.completion_tokens - 1
@@ -93,8 +97,8 @@ class Meter:
     ) -> None:
         seconds = self.age_s
         code, finish, tokens = end_code(error), NO_FINISH, 0
-        if self._last is not None:
-            code, tokens = grpc.StatusCode.OK, self._last.usage.completion_tokens
+        if self._last is not None and not self._broken:
+            code, tokens = grpc.StatusCode.OK, self.resumed + self.counts.generated_tokens
             reason = FINISH_FROM_PB.get(self._last.finish.reason)
             finish = NO_FINISH if reason is None else reason.value
         self._metrics.requests.add(model=self.model, code=code.name, finish_reason=finish)

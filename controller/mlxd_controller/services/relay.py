@@ -205,7 +205,7 @@ class Relay:
         if problem:
             raise _BadWorker(problem)
         if not self._has_frame:
-            for field in ("request_id", "model_digest", "seed"):
+            for field in ("request_id", "model_digest", "seed", "prompt"):
                 message.ClearField(field)
         if message.HasField("finish"):
             message.usage.migrations = self._migrations

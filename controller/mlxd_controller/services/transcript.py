@@ -29,21 +29,23 @@ class Transcript:
     def __init__(self, *, wanted: bool) -> None:
         """Collect only if `wanted`."""
         self._wanted = wanted
-        self._parts: list[str] = []
+        self._parts: dict[int, list[str]] = {}
         self._room_chars = config.LOGGED_CHARS_MAX
 
     def note_frame(self, frame: bytes) -> None:
         """Note a message of the stream."""
         if self._wanted and self._room_chars > 0:
-            text = _text_of_message(inference_pb2.GenerateResponse.FromString(frame))[
-                : self._room_chars
-            ]
+            message = inference_pb2.GenerateResponse.FromString(frame)
+            text = _text_of_message(message)[: self._room_chars]
             self._room_chars -= len(text)
-            self._parts.append(text)
+            self._parts.setdefault(message.choice, []).append(text)
 
     @asynccontextmanager
     async def of(self, request: inference_pb2.GenerateRequest) -> AsyncIterator[None]:
-        """Log the prompt and what was answered to it when the request ends, however it ends."""
+        """Log the prompt and what was answered to it when the request ends, however it ends.
+
+        Several choices are logged one behind the other, with line ends between them.
+        """
         if not self._wanted:
             yield
             return
@@ -51,7 +53,8 @@ class Transcript:
         try:
             yield
         finally:
-            _log.info("content", prompt=prompt, output="".join(self._parts))
+            outputs = ("".join(parts) for _, parts in sorted(self._parts.items()))
+            _log.info("content", prompt=prompt, output="\n".join(outputs))
 
 
 def prompt_of(request: inference_pb2.GenerateRequest, limit: int) -> str | list[int]:

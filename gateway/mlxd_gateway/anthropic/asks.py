@@ -7,9 +7,18 @@ from types import MappingProxyType
 
 import msgspec
 
-from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd import (
+    Chat,
+    ChatMessage,
+    FormatKind,
+    ResponseFormat,
+    SamplingOptions,
+    ToolCall,
+    ToolChoice,
+)
 from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.texts import ABSENT, join_objects, json_of
 
 FIELDS = MappingProxyType(
@@ -19,6 +28,16 @@ FIELDS = MappingProxyType(
         "chat.template_variables_json": "thinking",
         "chat.messages": "messages",
         "chat.tools_json": "tools",
+        "chat.tool_choice": "tool_choice",
+        "chat.tool_name": "tool_choice.name",
+    }
+)
+_CHOICES = MappingProxyType(
+    {
+        "auto": ToolChoice.AUTO,
+        "none": ToolChoice.NONE,
+        "any": ToolChoice.REQUIRED,
+        "tool": ToolChoice.REQUIRED,
     }
 )
 Placed = tuple[ChatMessage, str]
@@ -66,12 +85,18 @@ def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, 
             for one in _messages(message, f"messages[{index}]")
         ),
     ]
-    is_offered = request.tool_choice is None or request.tool_choice.type != "none"
-    tools = (request.tools or ()) if is_offered else ()
+    sent = request.tool_choice or r.ToolChoice("auto")
+    if sent.type == "tool" and not sent.name:
+        raise BadField("tool_choice.name", "is needed")
     chat = Chat(
         tuple(message for message, _ in placed),
-        tools_json=tuple(map(_tool, tools)),
+        tools_json=tuple(map(_tool, request.tools or ())),
         variables_json=_variables(request),
+        tool_choice=_CHOICES[sent.type],
+        tool_name=(sent.name or "") if sent.type == "tool" else "",
+        parallel_tool_calls=None
+        if sent.disable_parallel_tool_use is None
+        else (not sent.disable_parallel_tool_use),
     )
     return chat, tuple(place for _, place in placed)
 
@@ -147,6 +172,8 @@ def _tool(tool: r.Tool) -> str:
         function["description"] = tool.description
     if json_of(tool.input_schema):
         function["parameters"] = tool.input_schema
+    if tool.strict:
+        function["strict"] = True
     return msgspec.json.encode({"type": "function", "function": function}).decode()
 
 

@@ -9,7 +9,6 @@ import msgspec
 from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
-NOT_HELD = "calls are not held to their schema by this version"
 NO_SIGHT = "no model here sees: text alone"
 OF_CACHE = "prefixes are kept by themselves"
 OF_SERVER = "tools run with the client, not here"
@@ -100,10 +99,7 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     description: str | None = None
     input_schema: msgspec.Raw = ABSENT
     type: Annotated[str | None, turn_down(OF_SERVER, neutral=("custom",))] = None
-    strict: Annotated[
-        bool | None,
-        turn_down(NOT_HELD, neutral=(False,)),
-    ] = None
+    strict: Annotated[bool | None, honour("arguments match the schema")] = None
     allowed_callers: Annotated[list[str] | None, turn_down(OF_SERVER, neutral=(["direct"],))] = None
     cache_control: Annotated[Any, pass_over(OF_CACHE)] = None
     defer_loading: Annotated[bool | None, turn_down("every tool is shown", neutral=(False,))] = None
@@ -114,15 +110,9 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
     """Who decides on calls."""
 
-    type: Annotated[
-        Literal["auto", "none", "any", "tool"],
-        turn_down("auto and none alone in this version", neutral=("auto", "none")),
-    ]
+    type: Literal["auto", "none", "any", "tool"]
     name: str | None = None
-    disable_parallel_tool_use: Annotated[
-        bool | None,
-        turn_down("models call as many as they like in this version", neutral=(False,)),
-    ] = None
+    disable_parallel_tool_use: bool | None = None
 
 
 class ThinkingOn(msgspec.Struct, tag="enabled", tag_field="type", forbid_unknown_fields=True):

@@ -27,6 +27,9 @@ class Ask:
     logprobs: int | None = None
     response_format: ResponseFormat | None = None
     keep_alive_s: float | None = None
+    n: int | None = None
+    echo: bool | None = None
+    prompt_logprobs: int | None = None
     plain: str | None = None
     """What to continue where the model has no chat template; None: that is refused."""
     fields: Mapping[str, str] = field(default_factory=dict)
@@ -48,6 +51,9 @@ class Ask:
             logprobs=self.logprobs,
             response_format=self.response_format,
             keep_alive_s=self.keep_alive_s,
+            n=self.n,
+            echo=self.echo,
+            prompt_logprobs=self.prompt_logprobs,
             request_id=request_id,
             reconnect=True,
         )

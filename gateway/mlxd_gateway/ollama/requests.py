@@ -9,7 +9,6 @@ import msgspec
 from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
-NOT_HELD = "calls are not held to their schema by this version"
 NO_SIGHT = "no model here sees: text alone"
 AT_LOAD = "chosen when a model is loaded, for all its requests"
 NO_SAMPLER = "no model here is sampled so"
@@ -88,10 +87,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str | None = None
     description: str | None = None
     parameters: msgspec.Raw = ABSENT
-    strict: Annotated[
-        bool | None,
-        turn_down(NOT_HELD, neutral=(False,)),
-    ] = None
+    strict: Annotated[bool | None, honour("arguments match the parameters")] = None
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True):

@@ -14,6 +14,7 @@ from mlxd import (
     Finished,
     FinishReason,
     PositionLogprobs,
+    PromptEcho,
     TokenLogprob,
     ToolCall,
     Usage,
@@ -47,16 +48,20 @@ class Head:
         }
 
 
-def write_usage(usage: Usage) -> Object:
-    """Return what a request cost."""
+def write_usage(usages: Sequence[Usage]) -> Object:
+    """Return what all choices of a request cost; the first one's has the prompt's tokens."""
+    prompt_tokens = sum(usage.prompt_tokens for usage in usages)
+    completion_tokens = sum(usage.completion_tokens for usage in usages)
+    accepted = sum(usage.accepted_draft_tokens for usage in usages)
+    drafted = sum(usage.drafted_tokens for usage in usages)
     return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": sum(usage.cached_tokens for usage in usages)},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": usage.accepted_draft_tokens,
-            "rejected_prediction_tokens": usage.drafted_tokens - usage.accepted_draft_tokens,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
         },
     }
 
@@ -113,63 +118,86 @@ def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> O
     }
 
 
+def echo_logprobs(prompt: PromptEcho) -> Object | None:
+    """Return the log-probabilities of an echoed prompt's tokens; the first one has none."""
+    if not prompt.logprobs:
+        return None
+    rest = [each.chosen.text_bytes.decode(errors="replace") for each in prompt.logprobs]
+    first = prompt.text[: max(len(prompt.text) - sum(map(len, rest)), 0)]
+    of_rest = completion_logprobs(prompt.logprobs, len(first))
+    assert of_rest is not None, "there are some"
+    return {
+        "tokens": [first, *of_rest["tokens"]],
+        "token_logprobs": [None, *of_rest["token_logprobs"]],
+        "top_logprobs": [None, *of_rest["top_logprobs"]],
+        "text_offset": [0, *of_rest["text_offset"]],
+    }
+
+
+def _join_logprobs(first: Object | None, second: Object | None) -> Object | None:
+    if first is None or second is None:
+        return first or second
+    return {name: [*values, *second[name]] for name, values in first.items()}
+
+
 class ChatWriter:
     """Chunks of a chat's answer."""
 
-    def __init__(self, head: Head, *, usage: bool) -> None:
+    def __init__(self, head: Head, *, usage: bool, choices: int = 1) -> None:
         """Write a stream, at whose end the usage stands if `usage` says so."""
-        self._head = head
-        self._usage = usage
-        self._calls = 0
+        self._ends = _Ends(head, "chat.completion.chunk", usage=usage, choices=choices)
+        self._calls = [0] * choices
 
     def begin(self) -> Iterator[bytes]:
-        """Return the chunk that names the role."""
-        yield self._chunk({"role": "assistant", "content": ""})
+        """Return the chunks that name the role."""
+        for choice in range(len(self._calls)):
+            yield self._chunk(choice, {"role": "assistant", "content": ""})
 
     def write(self, event: Delta | Finished) -> Iterator[bytes]:
         """Return the chunks of an event."""
+        choice = event.choice
         if isinstance(event, Finished):
-            reason = finish_reason(event.reason, calls=bool(self._calls))
-            yield self._chunk({}, reason=reason)
-            if self._usage:
-                usage = write_usage(event.usage)
-                yield write_event(self._head.wrap("chat.completion.chunk", [], usage=usage))
-            yield DONE
+            reason = finish_reason(event.reason, calls=bool(self._calls[choice]))
+            yield self._chunk(choice, {}, reason=reason)
+            yield from self._ends.note(event)
             return
         logprobs = chat_logprobs(event.logprobs)
         for part in event.parts:
-            yield self._chunk(self._delta(part), logprobs=logprobs)
+            yield self._chunk(choice, self._delta(choice, part), logprobs=logprobs)
             logprobs = None
         if logprobs is not None:
-            yield self._chunk({"content": ""}, logprobs=logprobs)
+            yield self._chunk(choice, {"content": ""}, logprobs=logprobs)
 
     def fail(self, failure: Failure) -> Iterator[bytes]:
         """Return the event that tells of a failure."""
         yield write_event(error_body(failure))
 
-    def _delta(self, part: AnswerPart) -> Object:
+    def _delta(self, choice: int, part: AnswerPart) -> Object:
         if part.tool_call is not None:
-            call = {"index": self._calls, **write_call(part.tool_call)}
-            self._calls += 1
+            call = {"index": self._calls[choice], **write_call(part.tool_call)}
+            self._calls[choice] += 1
             return {"tool_calls": [call]}
         return {"reasoning_content": part.reasoning} if part.reasoning else {"content": part.text}
 
     def _chunk(
-        self, delta: Object, *, reason: str | None = None, logprobs: Object | None = None
+        self,
+        index: int,
+        delta: Object,
+        *,
+        reason: str | None = None,
+        logprobs: Object | None = None,
     ) -> bytes:
-        choice = {"index": 0, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
-        more: Object = {"usage": None} if self._usage else {}
-        return write_event(self._head.wrap("chat.completion.chunk", [choice], **more))
+        choice = {"index": index, "delta": delta, "finish_reason": reason, "logprobs": logprobs}
+        return self._ends.wrap(choice)
 
 
 class CompletionWriter:
     """Chunks of a completion."""
 
-    def __init__(self, head: Head, *, usage: bool) -> None:
+    def __init__(self, head: Head, *, usage: bool, choices: int = 1) -> None:
         """Write a stream, at whose end the usage stands if `usage` says so."""
-        self._head = head
-        self._usage = usage
-        self._chars = 0
+        self._ends = _Ends(head, "text_completion", usage=usage, choices=choices)
+        self._chars = [0] * choices
 
     def begin(self) -> Iterator[bytes]:
         """Return nothing."""
@@ -177,30 +205,63 @@ class CompletionWriter:
 
     def write(self, event: Delta | Finished) -> Iterator[bytes]:
         """Return the chunks of an event."""
+        choice = event.choice
         if isinstance(event, Finished):
-            yield self._chunk("", reason=finish_reason(event.reason))
-            if self._usage:
-                usage = write_usage(event.usage)
-                yield write_event(self._head.wrap("text_completion", [], usage=usage))
-            yield DONE
-        elif event.text or event.logprobs:
-            yield self._chunk(event.text, logprobs=completion_logprobs(event.logprobs, self._chars))
-            self._chars += len(event.text)
+            yield self._chunk(choice, "", reason=finish_reason(event.reason))
+            yield from self._ends.note(event)
+            return
+        if event.prompt is not None:
+            yield self._chunk(choice, event.prompt.text, logprobs=echo_logprobs(event.prompt))
+            self._chars[choice] += len(event.prompt.text)
+        if event.text or event.logprobs:
+            logprobs = completion_logprobs(event.logprobs, self._chars[choice])
+            yield self._chunk(choice, event.text, logprobs=logprobs)
+            self._chars[choice] += len(event.text)
 
     def fail(self, failure: Failure) -> Iterator[bytes]:
         """Return the event that tells of a failure."""
         yield write_event(error_body(failure))
 
     def _chunk(
-        self, text: str, *, reason: str | None = None, logprobs: Object | None = None
+        self, index: int, text: str, *, reason: str | None = None, logprobs: Object | None = None
     ) -> bytes:
-        choice = {"index": 0, "text": text, "finish_reason": reason, "logprobs": logprobs}
-        more: Object = {"usage": None} if self._usage else {}
-        return write_event(self._head.wrap("text_completion", [choice], **more))
+        choice = {"index": index, "text": text, "finish_reason": reason, "logprobs": logprobs}
+        return self._ends.wrap(choice)
 
 
-def whole_chat(head: Head, done: Completion) -> Object:
+class _Ends:
+    """A stream's chunks, and what comes behind the end of its last choice."""
+
+    def __init__(self, head: Head, kind: str, *, usage: bool, choices: int) -> None:
+        self._head = head
+        self._kind = kind
+        self._wants_usage = usage
+        self._choices = choices
+        self._usages: list[Usage] = []
+
+    def wrap(self, choice: Object) -> bytes:
+        """Return the chunk of one choice."""
+        more: Object = {"usage": None} if self._wants_usage else {}
+        return write_event(self._head.wrap(self._kind, [choice], **more))
+
+    def note(self, end: Finished) -> Iterator[bytes]:
+        """Return what comes behind the end of a choice: nothing, before the last one's."""
+        self._usages.append(end.usage)
+        if len(self._usages) < self._choices:
+            return
+        if self._wants_usage:
+            usage = write_usage(self._usages)
+            yield write_event(self._head.wrap(self._kind, [], usage=usage))
+        yield DONE
+
+
+def whole_chat(head: Head, completions: Sequence[Completion]) -> Object:
     """Return a chat's answer at once."""
+    choices = [_chat_choice(index, done) for index, done in enumerate(completions)]
+    return head.wrap("chat.completion", choices, usage=_usage_of(completions))
+
+
+def _chat_choice(index: int, done: Completion) -> Object:
     answer = done.message
     message: Object = {"role": "assistant", "content": done.text or None, "refusal": None}
     calls = () if answer is None else answer.tool_calls
@@ -210,21 +271,32 @@ def whole_chat(head: Head, done: Completion) -> Object:
         message["content"] = done.text
     if answer is not None and answer.reasoning:
         message["reasoning_content"] = answer.reasoning
-    choice = {
-        "index": 0,
+    return {
+        "index": index,
         "message": message,
         "finish_reason": finish_reason(done.finished.reason, calls=bool(calls)),
         "logprobs": chat_logprobs(done.logprobs),
     }
-    return head.wrap("chat.completion", [choice], usage=write_usage(done.finished.usage))
 
 
-def whole_completion(head: Head, done: Completion) -> Object:
+def whole_completion(head: Head, completions: Sequence[Completion]) -> Object:
     """Return a completion at once."""
-    choice = {
-        "index": 0,
-        "text": done.text,
+    choices = [_text_choice(index, done) for index, done in enumerate(completions)]
+    return head.wrap("text_completion", choices, usage=_usage_of(completions))
+
+
+def _text_choice(index: int, done: Completion) -> Object:
+    echoed = "" if done.prompt is None else done.prompt.text
+    logprobs = completion_logprobs(done.logprobs, len(echoed))
+    if done.prompt is not None:
+        logprobs = _join_logprobs(echo_logprobs(done.prompt), logprobs)
+    return {
+        "index": index,
+        "text": echoed + done.text,
         "finish_reason": finish_reason(done.finished.reason),
-        "logprobs": completion_logprobs(done.logprobs, 0),
+        "logprobs": logprobs,
     }
-    return head.wrap("text_completion", [choice], usage=write_usage(done.finished.usage))
+
+
+def _usage_of(completions: Sequence[Completion]) -> Object:
+    return write_usage([done.finished.usage for done in completions])

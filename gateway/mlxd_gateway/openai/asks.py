@@ -6,11 +6,20 @@ from types import MappingProxyType
 
 import msgspec
 
-from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd import (
+    Chat,
+    ChatMessage,
+    FormatKind,
+    ResponseFormat,
+    SamplingOptions,
+    ToolCall,
+    ToolChoice,
+)
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.texts import join_objects, json_of
 from mlxd_gateway.openai import requests as r
+from mlxd_shared import config
 
 FIELDS = MappingProxyType(
     {
@@ -20,6 +29,8 @@ FIELDS = MappingProxyType(
         "chat.template_variables_json": "chat_template_kwargs",
         "chat.messages": "messages",
         "chat.tools_json": "tools",
+        "chat.tool_choice": "tool_choice",
+        "chat.tool_name": "tool_choice.function.name",
     }
 )
 _encode = msgspec.json.encode
@@ -33,12 +44,15 @@ def ask_chat(request: r.ChatRequest) -> Ask:
     """
     if request.logprobs is not True and request.top_logprobs is not None:
         raise BadField("top_logprobs", "needs logprobs to be true")
-    tools = () if request.tool_choice == "none" else tuple(request.tools or ())
+    choice, name = _tool_choice(request.tool_choice)
     places = tuple(f"messages[{index}]" for index in range(len(request.messages)))
     chat = Chat(
         tuple(map(_message, request.messages, places)),
-        tools_json=tuple(_encode(tool).decode() for tool in tools),
+        tools_json=tuple(_encode(tool).decode() for tool in request.tools or ()),
         variables_json=_variables(request),
+        tool_choice=choice,
+        tool_name=name,
+        parallel_tool_calls=request.parallel_tool_calls,
     )
     return Ask(
         model=request.model,
@@ -48,6 +62,7 @@ def ask_chat(request: r.ChatRequest) -> Ask:
         stop=_stop(request.stop),
         logprobs=(request.top_logprobs or 0) if request.logprobs else None,
         response_format=_format(request.response_format),
+        n=_choices(request.n),
         fields={**FIELDS, "max_tokens": _max_tokens_name(request)},
         places=places,
     )
@@ -59,6 +74,8 @@ def ask_completion(request: r.CompletionRequest) -> Ask:
     Raises:
         BadField: more than one prompt, or one field is not what it should be.
     """
+    if request.echo and request.n not in (None, 1):
+        raise BadField("echo", "not with n above 1")
     return Ask(
         model=request.model,
         prompt=_prompt(request.prompt),
@@ -66,7 +83,10 @@ def ask_completion(request: r.CompletionRequest) -> Ask:
         max_tokens=request.max_tokens,
         stop=_stop(request.stop),
         logprobs=request.logprobs,
-        fields={**FIELDS, "top_logprobs": "logprobs"},
+        n=_choices(request.n),
+        echo=request.echo,
+        prompt_logprobs=request.logprobs if request.echo else None,
+        fields={**FIELDS, "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},
     )
 
 
@@ -81,6 +101,25 @@ def texts_of(request: r.EmbeddingRequest) -> tuple[str, ...]:
     if len(texts) < len(sent):
         raise BadField("input", "texts, not tokens, in this version")
     return texts
+
+
+def _choices(n: int | None) -> int | None:
+    """Return how many choices are asked for; as many are made room for before anybody is asked."""
+    if n is not None and not 1 <= n <= config.CHOICES_MAX:
+        raise BadField("n", f"1 to {config.CHOICES_MAX}, not {n}")
+    return n
+
+
+def _tool_choice(sent: object) -> tuple[ToolChoice, str]:
+    """Return who decides on calls, and the tool that is called; what is refused was before."""
+    match sent:
+        case "none":
+            return ToolChoice.NONE, ""
+        case "required":
+            return ToolChoice.REQUIRED, ""
+        case r.ChosenTool(function):
+            return ToolChoice.REQUIRED, function.name
+    return ToolChoice.AUTO, ""
 
 
 def _prompt(prompt: r.Prompts | None) -> str | tuple[int, ...]:

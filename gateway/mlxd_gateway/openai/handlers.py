@@ -36,11 +36,11 @@ async def complete_chat(request: Request) -> Response:
     generation = generation_of(request, ask_chat(body))
     head = a.Head(f"chatcmpl-{uuid4().hex}", body.model)
     if body.stream:
-        writer = a.ChatWriter(head, usage=_wants_usage(body))
+        writer = a.ChatWriter(head, usage=_wants_usage(body), choices=body.n or 1)
         return await stream(
             request, generation, writer, media_type=EVENT_STREAM, ping=ping_by_comment
         )
-    return json_response(a.whole_chat(head, Completion.of(await gather(request, generation))))
+    return json_response(a.whole_chat(head, Completion.each_of(await gather(request, generation))))
 
 
 async def complete_text(request: Request) -> Response:
@@ -49,11 +49,12 @@ async def complete_text(request: Request) -> Response:
     generation = generation_of(request, ask_completion(body))
     head = a.Head(f"cmpl-{uuid4().hex}", body.model)
     if body.stream:
-        writer = a.CompletionWriter(head, usage=_wants_usage(body))
+        writer = a.CompletionWriter(head, usage=_wants_usage(body), choices=body.n or 1)
         return await stream(
             request, generation, writer, media_type=EVENT_STREAM, ping=ping_by_comment
         )
-    return json_response(a.whole_completion(head, Completion.of(await gather(request, generation))))
+    events = await gather(request, generation)
+    return json_response(a.whole_completion(head, Completion.each_of(events)))
 
 
 def _wants_usage(body: r.ChatRequest | r.CompletionRequest) -> bool:

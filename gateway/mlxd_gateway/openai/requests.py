@@ -13,7 +13,6 @@ import msgspec
 from mlxd_gateway.common.fates import honour, pass_over, turn_down
 from mlxd_gateway.common.texts import ABSENT
 
-NOT_HELD = "calls are not held to their schema by this version"
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
 OF_ACCOUNT = "concerns an account with OpenAI"
@@ -113,10 +112,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     name: str
     description: str | None = None
     parameters: msgspec.Raw = ABSENT
-    strict: Annotated[
-        bool | None,
-        turn_down(NOT_HELD, neutral=(False,)),
-    ] = None
+    strict: Annotated[bool | None, honour("arguments match the parameters")] = None
 
 
 class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
@@ -124,6 +120,30 @@ class FunctionTool(msgspec.Struct, forbid_unknown_fields=True):
 
     function: Function
     type: Literal["function"] = "function"
+
+
+class ChosenFunction(msgspec.Struct, forbid_unknown_fields=True):
+    """The function that is called."""
+
+    name: str
+
+
+class ChosenTool(msgspec.Struct, tag="function", forbid_unknown_fields=True):
+    """A tool that is called."""
+
+    function: ChosenFunction
+
+
+class AllowedTools(msgspec.Struct, tag="allowed_tools"):
+    """Some of the tools on offer."""
+
+    allowed_tools: Annotated[Any, turn_down("all tools on offer, or one of them")]
+
+
+class ChosenCustom(msgspec.Struct, tag="custom"):
+    """A tool of another kind that is called."""
+
+    custom: Annotated[Any, turn_down("tools are functions here")]
 
 
 class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
@@ -170,7 +190,7 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     seed: int | None = None
     stop: str | list[str] | None = None
     max_tokens: int | None = None
-    n: Annotated[int | None, turn_down("one choice a request in this version", neutral=(1,))] = None
+    n: int | None = None
     user: Annotated[Any, pass_over("names an end user to OpenAI")] = None
     top_k: Annotated[int | None, honour("not of OpenAI's: keep the k likeliest tokens")] = None
     min_p: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
@@ -186,12 +206,10 @@ class ChatRequest(_Sampling, kw_only=True):
     top_logprobs: int | None = None
     response_format: FormatText | FormatObject | FormatSchema | None = None
     tools: list[FunctionTool] | None = None
-    tool_choice: Annotated[
-        Any, turn_down("auto and none alone in this version", neutral=("auto", "none"))
-    ] = None
-    parallel_tool_calls: Annotated[
-        bool | None, turn_down("models call as many as they like in this version", neutral=(True,))
-    ] = None
+    tool_choice: (
+        Literal["none", "auto", "required"] | ChosenTool | AllowedTools | ChosenCustom | None
+    ) = None
+    parallel_tool_calls: bool | None = None
     reasoning_effort: Annotated[
         str | None,
         honour("a variable of the chat's template; none also sets enable_thinking to false"),
@@ -225,10 +243,12 @@ class CompletionRequest(_Sampling, kw_only=True):
 
     prompt: Annotated[Prompts | None, honour("one prompt a request")]
     logprobs: Annotated[int | None, honour("with so many of the best tokens, 0 to 20")] = None
-    best_of: Annotated[
-        int | None, turn_down("one choice a request in this version", neutral=(1,))
-    ] = None
-    echo: Annotated[bool | None, turn_down("not in this version", neutral=(False,))] = None
+    best_of: Annotated[int | None, turn_down("every choice that is made is sent", neutral=(1,))] = (
+        None
+    )
+    echo: Annotated[bool | None, honour("with logprobs those of the prompt, too; one choice")] = (
+        None
+    )
     suffix: Annotated[str | None, turn_down("no model here fills in", neutral=("",))] = None
 
 

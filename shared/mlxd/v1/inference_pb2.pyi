@@ -27,6 +27,36 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _ToolChoice:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolChoiceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolChoice.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_CHOICE_UNSPECIFIED: _ToolChoice.ValueType  # 0
+    """The model: text, calls, or both."""
+    TOOL_CHOICE_NONE: _ToolChoice.ValueType  # 1
+    """The client: no call. The model is not shown the tools."""
+    TOOL_CHOICE_REQUIRED: _ToolChoice.ValueType  # 2
+    """The client: one call or more, after reasoning at most. INVALID_ARGUMENT if no tool is on offer,
+    or the model's template has no form for calls. Excludes response_format, ignore_eos and
+    continue_final_message.
+    """
+
+class ToolChoice(_ToolChoice, metaclass=_ToolChoiceEnumTypeWrapper):
+    """Who decides on calls of tools."""
+
+TOOL_CHOICE_UNSPECIFIED: ToolChoice.ValueType  # 0
+"""The model: text, calls, or both."""
+TOOL_CHOICE_NONE: ToolChoice.ValueType  # 1
+"""The client: no call. The model is not shown the tools."""
+TOOL_CHOICE_REQUIRED: ToolChoice.ValueType  # 2
+"""The client: one call or more, after reasoning at most. INVALID_ARGUMENT if no tool is on offer,
+or the model's template has no form for calls. Excludes response_format, ignore_eos and
+continue_final_message.
+"""
+Global___ToolChoice: _TypeAlias = ToolChoice  # noqa: Y015
+
 class _Pooling:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -105,9 +135,37 @@ class ToolCall(_message.Message):
 Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
 
 @_typing.final
+class ContentPart(_message.Message):
+    """A part of a message's content."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    IMAGE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    image: _builtins.bytes
+    """The bytes of an image's file. Not served yet."""
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        image: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "image"]  # noqa: Y015
+    _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_kind) -> _WhichOneofReturnType_kind | None: ...
+
+Global___ContentPart: _TypeAlias = ContentPart  # noqa: Y015
+
+@_typing.final
 class ChatMessage(_message.Message):
-    """One message of a conversation. Its text never becomes a control token, but an assistant's
-    content may hold markers of reasoning and calls that are not special tokens.
+    """One message of a conversation; each stays where it came, system messages too. Its text never
+    becomes a control token, but an assistant's content may hold markers of reasoning and calls that
+    are not special tokens.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -118,6 +176,7 @@ class ChatMessage(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     REASONING_FIELD_NUMBER: _builtins.int
     TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    PARTS_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """system, developer, user, assistant or tool."""
     content: _builtins.str
@@ -131,6 +190,10 @@ class ChatMessage(_message.Message):
     def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
         """For an assistant's message: the tools that it called."""
 
+    @_builtins.property
+    def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
+        """Instead of content: its parts, each with a kind. Texts are joined by line ends."""
+
     def __init__(
         self,
         *,
@@ -140,10 +203,11 @@ class ChatMessage(_message.Message):
         name: _builtins.str = ...,
         reasoning: _builtins.str = ...,
         tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        parts: _abc.Iterable[Global___ContentPart] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "parts", b"parts", "reasoning", b"reasoning", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -164,6 +228,9 @@ class ChatPrompt(_message.Message):
     CONTINUE_FINAL_MESSAGE_FIELD_NUMBER: _builtins.int
     PARSE_OUTPUT_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
+    TOOL_CHOICE_FIELD_NUMBER: _builtins.int
+    TOOL_NAME_FIELD_NUMBER: _builtins.int
+    PARALLEL_TOOL_CALLS_FIELD_NUMBER: _builtins.int
     template_variables_json: _builtins.str
     """Extra variables of the template, a JSON object; such as {"enable_thinking": false}."""
     add_generation_prompt: _builtins.bool
@@ -176,12 +243,20 @@ class ChatPrompt(_message.Message):
     """Separate reasoning and tool calls from the answer's text (GenerateResponse.parts). Calls are
     parsed only if tools are on offer. Default true.
     """
+    tool_choice: Global___ToolChoice.ValueType
+    tool_name: _builtins.str
+    """With TOOL_CHOICE_REQUIRED: the tool that is called, one of those on offer. Empty: any."""
+    parallel_tool_calls: _builtins.bool
+    """Whether one answer may hold several calls. If not, it ends with its first. Default true."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]: ...
     @_builtins.property
     def tools_json(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """The tools on offer, one JSON object each: {"type": "function", "function": {"name", ...}}, or
-        the value of "function" alone.
+        the value of "function" alone. From its opening mark on, a call is held to the form that the
+        model's template has for it, to the names on offer and, for a function with "strict": true,
+        to its "parameters", a JSON schema of ResponseFormat.json_schema's kind for an object. The
+        template does not see "strict". A response_format holds the output instead.
         """
 
     @_builtins.property
@@ -200,21 +275,28 @@ class ChatPrompt(_message.Message):
         continue_final_message: _builtins.bool | None = ...,
         parse_output: _builtins.bool | None = ...,
         now: _timestamp_pb2.Timestamp | None = ...,
+        tool_choice: Global___ToolChoice.ValueType = ...,
+        tool_name: _builtins.str = ...,
+        parallel_tool_calls: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "now", b"now", "parse_output", b"parse_output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "now", b"now", "parallel_tool_calls", b"parallel_tool_calls", "parse_output", b"parse_output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "now", b"now", "parse_output", b"parse_output", "template_variables_json", b"template_variables_json", "tools_json", b"tools_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt", "_continue_final_message", b"_continue_final_message", "_parallel_tool_calls", b"_parallel_tool_calls", "_parse_output", b"_parse_output", "add_generation_prompt", b"add_generation_prompt", "continue_final_message", b"continue_final_message", "messages", b"messages", "now", b"now", "parallel_tool_calls", b"parallel_tool_calls", "parse_output", b"parse_output", "template_variables_json", b"template_variables_json", "tool_choice", b"tool_choice", "tool_name", b"tool_name", "tools_json", b"tools_json"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__add_generation_prompt: _TypeAlias = _typing.Literal["add_generation_prompt"]  # noqa: Y015
     _WhichOneofArgType__add_generation_prompt: _TypeAlias = _typing.Literal["_add_generation_prompt", b"_add_generation_prompt"]  # noqa: Y015
     _WhichOneofReturnType__continue_final_message: _TypeAlias = _typing.Literal["continue_final_message"]  # noqa: Y015
     _WhichOneofArgType__continue_final_message: _TypeAlias = _typing.Literal["_continue_final_message", b"_continue_final_message"]  # noqa: Y015
+    _WhichOneofReturnType__parallel_tool_calls: _TypeAlias = _typing.Literal["parallel_tool_calls"]  # noqa: Y015
+    _WhichOneofArgType__parallel_tool_calls: _TypeAlias = _typing.Literal["_parallel_tool_calls", b"_parallel_tool_calls"]  # noqa: Y015
     _WhichOneofReturnType__parse_output: _TypeAlias = _typing.Literal["parse_output"]  # noqa: Y015
     _WhichOneofArgType__parse_output: _TypeAlias = _typing.Literal["_parse_output", b"_parse_output"]  # noqa: Y015
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__add_generation_prompt) -> _WhichOneofReturnType__add_generation_prompt | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__continue_final_message) -> _WhichOneofReturnType__continue_final_message | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parallel_tool_calls) -> _WhichOneofReturnType__parallel_tool_calls | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__parse_output) -> _WhichOneofReturnType__parse_output | None: ...
 
@@ -391,6 +473,10 @@ class GenerateRequest(_message.Message):
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
     LOAD_DURATION_FIELD_NUMBER: _builtins.int
     AGE_FIELD_NUMBER: _builtins.int
+    N_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """A name, alias or digest. Empty is valid only if exactly one model is configured."""
     text: _builtins.str
@@ -440,6 +526,21 @@ class GenerateRequest(_message.Message):
     """Leave special tokens out of the text (their ids are still reported). Default true."""
     worker_incarnation: _builtins.str
     """The worker process that must answer; set by the controller, refused from its clients."""
+    n: _builtins.int
+    """How many completions to make of the one prompt, which is read once where the model keeps
+    prefixes: 1 to 16, default 1. The seed of choice i is the request's plus i (modulo 2^64), if it
+    has one. Each choice moves to a new worker by itself; above 1 excludes resume_from. Served by
+    the controller, refused above 1 by a worker.
+    """
+    choice: _builtins.int
+    """Which of them a worker is to make; set by the controller, refused from its clients."""
+    echo: _builtins.bool
+    """Return the prompt as the model reads it. Default false."""
+    prompt_logprobs: _builtins.int
+    """Return the log-probability of each of the prompt's tokens but the first, and of this many of
+    the best ones (0 to 20). Nothing is reused of former prompts then. At most 65536 of them in
+    all.
+    """
     @_builtins.property
     def tokens(self) -> Global___TokenIds: ...
     @_builtins.property
@@ -506,11 +607,17 @@ class GenerateRequest(_message.Message):
         worker_incarnation: _builtins.str = ...,
         load_duration: _duration_pb2.Duration | None = ...,
         age: _duration_pb2.Duration | None = ...,
+        n: _builtins.int | None = ...,
+        choice: _builtins.int = ...,
+        echo: _builtins.bool | None = ...,
+        prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_num_predict", b"_num_predict", "_priority", b"_priority", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "age", b"age", "chat", b"chat", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "response_format", b"response_format", "resume_from", b"resume_from", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_n", b"_n", "_num_predict", b"_num_predict", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "age", b"age", "chat", b"chat", "echo", b"echo", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "n", b"n", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "response_format", b"response_format", "resume_from", b"resume_from", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_num_predict", b"_num_predict", "_priority", b"_priority", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "age", b"age", "chat", b"chat", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "model", b"model", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "request_id", b"request_id", "response_format", b"response_format", "resume_from", b"resume_from", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_echo", b"_echo", "_ignore_eos", b"_ignore_eos", "_logprobs", b"_logprobs", "_max_tokens", b"_max_tokens", "_migrate", b"_migrate", "_min_tokens", b"_min_tokens", "_n", b"_n", "_num_predict", b"_num_predict", "_priority", b"_priority", "_prompt_logprobs", b"_prompt_logprobs", "_resume_from", b"_resume_from", "_skip_special_tokens", b"_skip_special_tokens", "_top_logprobs", b"_top_logprobs", "age", b"age", "chat", b"chat", "choice", b"choice", "echo", b"echo", "ignore_eos", b"ignore_eos", "keep_alive", b"keep_alive", "load_duration", b"load_duration", "logprobs", b"logprobs", "max_tokens", b"max_tokens", "migrate", b"migrate", "min_tokens", b"min_tokens", "model", b"model", "n", b"n", "num_predict", b"num_predict", "priority", b"priority", "prompt", b"prompt", "prompt_logprobs", b"prompt_logprobs", "request_id", b"request_id", "response_format", b"response_format", "resume_from", b"resume_from", "resume_token_ids", b"resume_token_ids", "sampling", b"sampling", "skip_special_tokens", b"skip_special_tokens", "speculation", b"speculation", "stop", b"stop", "stop_token_ids", b"stop_token_ids", "text", b"text", "tokens", b"tokens", "top_logprobs", b"top_logprobs", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__echo: _TypeAlias = _typing.Literal["echo"]  # noqa: Y015
+    _WhichOneofArgType__echo: _TypeAlias = _typing.Literal["_echo", b"_echo"]  # noqa: Y015
     _WhichOneofReturnType__ignore_eos: _TypeAlias = _typing.Literal["ignore_eos"]  # noqa: Y015
     _WhichOneofArgType__ignore_eos: _TypeAlias = _typing.Literal["_ignore_eos", b"_ignore_eos"]  # noqa: Y015
     _WhichOneofReturnType__logprobs: _TypeAlias = _typing.Literal["logprobs"]  # noqa: Y015
@@ -521,10 +628,14 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__migrate: _TypeAlias = _typing.Literal["_migrate", b"_migrate"]  # noqa: Y015
     _WhichOneofReturnType__min_tokens: _TypeAlias = _typing.Literal["min_tokens"]  # noqa: Y015
     _WhichOneofArgType__min_tokens: _TypeAlias = _typing.Literal["_min_tokens", b"_min_tokens"]  # noqa: Y015
+    _WhichOneofReturnType__n: _TypeAlias = _typing.Literal["n"]  # noqa: Y015
+    _WhichOneofArgType__n: _TypeAlias = _typing.Literal["_n", b"_n"]  # noqa: Y015
     _WhichOneofReturnType__num_predict: _TypeAlias = _typing.Literal["num_predict"]  # noqa: Y015
     _WhichOneofArgType__num_predict: _TypeAlias = _typing.Literal["_num_predict", b"_num_predict"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__prompt_logprobs: _TypeAlias = _typing.Literal["prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__prompt_logprobs: _TypeAlias = _typing.Literal["_prompt_logprobs", b"_prompt_logprobs"]  # noqa: Y015
     _WhichOneofReturnType__resume_from: _TypeAlias = _typing.Literal["resume_from"]  # noqa: Y015
     _WhichOneofArgType__resume_from: _TypeAlias = _typing.Literal["_resume_from", b"_resume_from"]  # noqa: Y015
     _WhichOneofReturnType__skip_special_tokens: _TypeAlias = _typing.Literal["skip_special_tokens"]  # noqa: Y015
@@ -533,6 +644,8 @@ class GenerateRequest(_message.Message):
     _WhichOneofArgType__top_logprobs: _TypeAlias = _typing.Literal["_top_logprobs", b"_top_logprobs"]  # noqa: Y015
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["text", "tokens", "chat"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__echo) -> _WhichOneofReturnType__echo | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__ignore_eos) -> _WhichOneofReturnType__ignore_eos | None: ...
     @_typing.overload
@@ -544,9 +657,13 @@ class GenerateRequest(_message.Message):
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__min_tokens) -> _WhichOneofReturnType__min_tokens | None: ...
     @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__n) -> _WhichOneofReturnType__n | None: ...
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_predict) -> _WhichOneofReturnType__num_predict | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prompt_logprobs) -> _WhichOneofReturnType__prompt_logprobs | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__resume_from) -> _WhichOneofReturnType__resume_from | None: ...
     @_typing.overload
@@ -619,6 +736,40 @@ class PositionLogprobs(_message.Message):
 Global___PositionLogprobs: _TypeAlias = PositionLogprobs  # noqa: Y015
 
 @_typing.final
+class PromptEcho(_message.Message):
+    """A prompt as the model reads it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """The text as it was sent; of ids and of a chat, that of the tokens. With echo only."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """With echo only."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[Global___PositionLogprobs]:
+        """With prompt_logprobs only: of each token from the second on."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[Global___PositionLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptEcho: _TypeAlias = PromptEcho  # noqa: Y015
+
+@_typing.final
 class GenerateResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -632,6 +783,8 @@ class GenerateResponse(_message.Message):
     MODEL_DIGEST_FIELD_NUMBER: _builtins.int
     SEED_FIELD_NUMBER: _builtins.int
     PARTS_FIELD_NUMBER: _builtins.int
+    CHOICE_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Index, among the generated tokens, of this message's first token."""
     text: _builtins.str
@@ -640,11 +793,16 @@ class GenerateResponse(_message.Message):
     only the text of the text parts.
     """
     request_id: _builtins.str
-    """Set on the first message only: the request's id, the model that answers, and the seed in force,
-    given or drawn, which is needed to resume this stream.
+    """Set on the first message of each choice only: the request's id (behind the first choice with
+    its number), the model that answers, and the seed in force, given or drawn, which is needed to
+    resume this stream.
     """
     model_digest: _builtins.str
     seed: _builtins.int
+    choice: _builtins.int
+    """Which of the request's n choices the message belongs to. Offsets and parts count within it.
+    Messages of several choices come as they are made.
+    """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
     @_builtins.property
@@ -653,7 +811,7 @@ class GenerateResponse(_message.Message):
 
     @_builtins.property
     def finish(self) -> _types_pb2.Finish:
-        """Set on the last message only, both of them."""
+        """Set on the last message of each choice only, both of them."""
 
     @_builtins.property
     def usage(self) -> _types_pb2.Usage: ...
@@ -661,6 +819,12 @@ class GenerateResponse(_message.Message):
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputPart]:
         """The pieces of the answer that became final with these tokens, for a chat whose output is
         parsed; otherwise none.
+        """
+
+    @_builtins.property
+    def prompt(self) -> Global___PromptEcho:
+        """On the first message of the first choice, with echo or prompt_logprobs; not of a stream that is
+        resumed.
         """
 
     def __init__(
@@ -676,10 +840,12 @@ class GenerateResponse(_message.Message):
         model_digest: _builtins.str = ...,
         seed: _builtins.int | None = ...,
         parts: _abc.Iterable[Global___OutputPart] | None = ...,
+        choice: _builtins.int = ...,
+        prompt: Global___PromptEcho | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "prompt", b"prompt", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "parts", b"parts", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "choice", b"choice", "finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "parts", b"parts", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015
@@ -900,3 +1066,125 @@ class EmbedResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___EmbedResponse: _TypeAlias = EmbedResponse  # noqa: Y015
+
+@_typing.final
+class ScoredText(_message.Message):
+    """A text, and what may follow it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    CONTINUATIONS_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    @_builtins.property
+    def continuations(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """1 to 64, none of them empty. Each is read together with the text: what is scored are the tokens
+        of both from the first on that the text alone has not. Together they must fit the context.
+        """
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        continuations: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["continuations", b"continuations", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoredText: _TypeAlias = ScoredText  # noqa: Y015
+
+@_typing.final
+class ScoreRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TEXTS_FIELD_NUMBER: _builtins.int
+    PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    parse_special_tokens: _builtins.bool
+    """Parse the text of special tokens, in texts and continuations, as those tokens. Default false."""
+    worker_incarnation: _builtins.str
+    @_builtins.property
+    def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoredText]:
+        """1 to 256."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        texts: _abc.Iterable[Global___ScoredText] | None = ...,
+        parse_special_tokens: _builtins.bool | None = ...,
+        worker_incarnation: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens", "parse_special_tokens", b"parse_special_tokens"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens", "model", b"model", "parse_special_tokens", b"parse_special_tokens", "texts", b"texts", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__parse_special_tokens: _TypeAlias = _typing.Literal["parse_special_tokens"]  # noqa: Y015
+    _WhichOneofArgType__parse_special_tokens: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__parse_special_tokens) -> _WhichOneofReturnType__parse_special_tokens | None: ...
+
+Global___ScoreRequest: _TypeAlias = ScoreRequest  # noqa: Y015
+
+@_typing.final
+class Score(_message.Message):
+    """How likely the model finds one continuation."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LOGPROB_FIELD_NUMBER: _builtins.int
+    TOKENS_FIELD_NUMBER: _builtins.int
+    IS_GREEDY_FIELD_NUMBER: _builtins.int
+    logprob: _builtins.float
+    """The sum of its tokens' log-probabilities, under the raw logits."""
+    tokens: _builtins.int
+    """How many tokens were scored."""
+    is_greedy: _builtins.bool
+    """Whether each of them is the likeliest one in its place."""
+    def __init__(
+        self,
+        *,
+        logprob: _builtins.float = ...,
+        tokens: _builtins.int = ...,
+        is_greedy: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["is_greedy", b"is_greedy", "logprob", b"logprob", "tokens", b"tokens"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Score: _TypeAlias = Score  # noqa: Y015
+
+@_typing.final
+class ScoreResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SCORES_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    prompt_tokens: _builtins.int
+    """Tokens of all texts with their continuations, those that were reused included."""
+    model_digest: _builtins.str
+    @_builtins.property
+    def scores(self) -> _containers.RepeatedCompositeFieldContainer[Global___Score]:
+        """Of all continuations, text by text, in the order of the request."""
+
+    def __init__(
+        self,
+        *,
+        scores: _abc.Iterable[Global___Score] | None = ...,
+        prompt_tokens: _builtins.int = ...,
+        model_digest: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model_digest", b"model_digest", "prompt_tokens", b"prompt_tokens", "scores", b"scores"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ScoreResponse: _TypeAlias = ScoreResponse  # noqa: Y015

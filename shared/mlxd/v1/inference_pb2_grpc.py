@@ -56,6 +56,11 @@ class InferenceServiceStub(object):
                 request_serializer=mlxd_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
                 response_deserializer=mlxd_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
                 _registered_method=True)
+        self.Score = channel.unary_unary(
+                '/mlxd.v1.InferenceService/Score',
+                request_serializer=mlxd_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                _registered_method=True)
 
 
 class InferenceServiceServicer(object):
@@ -89,6 +94,13 @@ class InferenceServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Score(self, request, context):
+        """Returns how likely the model finds continuations of texts. Nothing is generated.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_InferenceServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -111,6 +123,11 @@ def add_InferenceServiceServicer_to_server(servicer, server):
                     servicer.Embed,
                     request_deserializer=mlxd_dot_v1_dot_inference__pb2.EmbedRequest.FromString,
                     response_serializer=mlxd_dot_v1_dot_inference__pb2.EmbedResponse.SerializeToString,
+            ),
+            'Score': grpc.unary_unary_rpc_method_handler(
+                    servicer.Score,
+                    request_deserializer=mlxd_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -223,6 +240,33 @@ class InferenceService(object):
             '/mlxd.v1.InferenceService/Embed',
             mlxd_dot_v1_dot_inference__pb2.EmbedRequest.SerializeToString,
             mlxd_dot_v1_dot_inference__pb2.EmbedResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Score(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mlxd.v1.InferenceService/Score',
+            mlxd_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
+            mlxd_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -406,7 +406,9 @@ class Usage(_message.Message):
     DRAFTED_TOKENS_FIELD_NUMBER: _builtins.int
     ACCEPTED_DRAFT_TOKENS_FIELD_NUMBER: _builtins.int
     prompt_tokens: _builtins.int
-    """All tokens of the prompt, cached ones included."""
+    """All tokens of the prompt, cached ones included. Of several choices the first one's usage has
+    them, and cached_tokens; the others' have 0.
+    """
     cached_tokens: _builtins.int
     """The part of prompt_tokens whose state was reused."""
     completion_tokens: _builtins.int

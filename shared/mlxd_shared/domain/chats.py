@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -23,8 +24,18 @@ class ToolCall:
 
 
 @dataclass(frozen=True, slots=True)
+class ContentPart:
+    """A part of a message's content."""
+
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class ChatMessage:
-    """One message; `reasoning` and `tool_calls` are an assistant's, `tool_call_id` a tool's."""
+    """One message; `reasoning` and `tool_calls` are an assistant's, `tool_call_id` a tool's.
+
+    Its content is one text, or `parts`.
+    """
 
     role: str
     content: str = ""
@@ -32,6 +43,23 @@ class ChatMessage:
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
+    parts: tuple[ContentPart, ...] = ()
+
+    @property
+    def text(self) -> str:
+        """What it says: its content, or the texts of its parts, joined by line ends."""
+        return "\n".join(part.text for part in self.parts) if self.parts else self.content
+
+
+class ToolChoice(enum.Enum):
+    """Who decides on calls of tools."""
+
+    AUTO = "auto"
+    """The model."""
+    NONE = "none"
+    """The client: no call, and the model is not shown the tools."""
+    REQUIRED = "required"
+    """The client: one call or more, after reasoning at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +78,21 @@ class Chat:
     """Whether reasoning and calls are told apart from text; None: they are."""
     now_s: float | None = None
     """The time that the template is told, in seconds since the epoch."""
+    tool_choice: ToolChoice = ToolChoice.AUTO
+    tool_name: str = ""
+    """The tool that is called where a call is required; empty: any."""
+    parallel_tool_calls: bool | None = None
+    """Whether one answer may hold several calls; None: it may."""
+
+    @property
+    def offered(self) -> tuple[str, ...]:
+        """The tools that the model is shown, and whose calls are looked for."""
+        return () if self.tool_choice is ToolChoice.NONE else self.tools_json
+
+    @property
+    def requires_call(self) -> bool:
+        """Whether the answer is calls, after reasoning at most."""
+        return self.tool_choice is ToolChoice.REQUIRED
 
     @property
     def continues(self) -> bool:
@@ -110,12 +153,15 @@ def chat_texts(chat: Chat) -> Iterator[tuple[str, str]]:
         place = f"chat.messages[{index}]"
         for name in ("role", "content", "reasoning", "tool_call_id", "name"):
             yield f"{place}.{name}", getattr(message, name)
+        for number, part in enumerate(message.parts):
+            yield f"{place}.parts[{number}].text", part.text
         for number, call in enumerate(message.tool_calls):
             for name in ("id", "name", "arguments_json"):
                 yield f"{place}.tool_calls[{number}].{name}", getattr(call, name)
     for index, tool in enumerate(chat.tools_json):
         yield f"chat.tools_json[{index}]", tool
     yield "chat.template_variables_json", chat.variables_json
+    yield "chat.tool_name", chat.tool_name
 
 
 def refuse_half_characters(chat: Chat) -> None:

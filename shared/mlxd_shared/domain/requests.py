@@ -146,6 +146,10 @@ class GenerateSpec:
     skip_special_tokens: bool = True
     top_logprobs: int | None = None
     """How many alternatives each token's log-probability comes with; None: no log-probabilities."""
+    echo: bool = False
+    """Whether the prompt is told as the model reads it."""
+    prompt_logprobs: int | None = None
+    """How many alternatives each of the prompt's tokens comes with; None: no log-probabilities."""
     response_format: ResponseFormat | None = None
     priority: int = 0
     """Higher is served earlier."""
@@ -161,6 +165,16 @@ class GenerateSpec:
     """The output so far, where an interrupted stream goes on."""
     migrate: bool = True
     """Whether the stream goes on with a new worker when its worker dies."""
+    choices: int = 1
+    """How many completions to make of the prompt."""
+    choice: int = 0
+    """Which of them a worker is to make."""
+
+    @property
+    def holds_all(self) -> bool:
+        """Whether all of the output has to match something, from its first token on."""
+        calls = isinstance(self.prompt, Chat) and self.prompt.requires_call
+        return calls or self.response_format is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,6 +190,36 @@ class EmbedSpec:
     normalize: bool | None = None
     """None: as the model's files say."""
     worker_incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredText:
+    """A text, and what may follow it."""
+
+    text: str
+    continuations: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreSpec:
+    """Texts whose continuations are scored, checked for everything that needs no model."""
+
+    model: str
+    texts: tuple[ScoredText, ...]
+    parse_special_tokens: bool | None = None
+    """Whether special tokens in texts are read as such; None: they are not."""
+    worker_incarnation: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """How likely a model finds one continuation."""
+
+    logprob: float
+    """The sum of its tokens' log-probabilities."""
+    tokens: int
+    is_greedy: bool
+    """Whether each of them is the likeliest one in its place."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,6 +38,7 @@ SCOPES: Final[Mapping[str, frozenset[Scope]]] = MappingProxyType(
         "/mlxd.v1.InferenceService/Tokenize": _INFER,
         "/mlxd.v1.InferenceService/Detokenize": _INFER,
         "/mlxd.v1.InferenceService/Embed": _INFER,
+        "/mlxd.v1.InferenceService/Score": _INFER,
         "/mlxd.v1.ModelService/ListModels": frozenset(Scope),
         "/mlxd.v1.ModelService/GetModel": frozenset(Scope),
         "/mlxd.v1.ModelService/WatchModels": _OBSERVE | _MANAGE,

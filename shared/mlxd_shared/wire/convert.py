@@ -29,7 +29,7 @@ from mlxd_shared.domain.requests import (
     sampling_violations,
 )
 from mlxd_shared.wire.convert_bounds import check_count, duration_violations, list_violations
-from mlxd_shared.wire.convert_chat import chat_violations
+from mlxd_shared.wire.convert_chat import chat_violations, required_violations
 from mlxd_shared.wire.convert_format import ending_violations, format_from_pb, format_violations
 from mlxd_shared.wire.records import UNSAID, duration_from_pb, map_numbers, read, write
 
@@ -86,6 +86,8 @@ def generate_from_pb(
         ignore_eos=pb.ignore_eos,
         min_tokens=pb.min_tokens,
         top_logprobs=pb.top_logprobs if pb.logprobs else None,
+        echo=pb.echo,
+        prompt_logprobs=pb.prompt_logprobs if pb.HasField("prompt_logprobs") else None,
         response_format=format_from_pb(pb.response_format),
         priority=pb.priority,
         speculation_depth=(
@@ -99,6 +101,8 @@ def generate_from_pb(
         age_s=duration_from_pb(pb.age),
         resumed=_ids(pb.resume_token_ids),
         migrate=not pb.HasField("migrate") or pb.migrate,
+        choices=pb.n if pb.HasField("n") else 1,
+        choice=pb.choice,
     )
 
 
@@ -110,14 +114,17 @@ def _generate_violations(
         *_prompt_violations(pb),
         *sampling_violations(sampling, prefix="sampling"),
         *_logprob_violations(pb),
+        *check_range("prompt_logprobs", pb.prompt_logprobs, 0, config.TOP_LOGPROBS_MAX),
         *format_violations(pb.response_format),
         *ending_violations(pb),
+        *required_violations(pb),
         *check_range(
             "speculation.depth_max", pb.speculation.depth_max, 0, config.SPECULATION_DEPTH_MAX
         ),
         *_length_violations(pb),
         *_stop_violations(pb),
         *_resume_violations(pb),
+        *_choice_violations(pb),
         *_keep_alive_violations(pb.keep_alive, "keep_alive"),
         *duration_violations(pb.load_duration, "load_duration"),
         *duration_violations(pb.age, "age"),
@@ -201,6 +208,18 @@ def _resume_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
         limit = f"{count} is not below the {most} tokens that are generated at most"
         return [FieldViolation("resume_from", limit)] if count else []
     return []
+
+
+def _choice_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    if not pb.HasField("n"):
+        return []
+    violations = check_range("n", pb.n, 1, config.CHOICES_MAX)
+    if pb.n > 1 and pb.resume_from:
+        violations.append(FieldViolation("resume_from", "not with n above 1"))
+    if not violations and pb.n * pb.ByteSize() > config.CHOICES_BYTES_MAX:
+        limit = f"a request of so many bytes has at most {config.CHOICES_BYTES_MAX} in all choices"
+        violations.append(FieldViolation("n", limit))
+    return violations
 
 
 def _logprob_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:

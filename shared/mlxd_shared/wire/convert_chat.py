@@ -8,8 +8,9 @@ from typing import Any
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.chats import ASSISTANT, ROLES, json_object
-from mlxd_shared.domain.errors import FieldViolation
+from mlxd_shared.domain.errors import FieldNotServed, FieldViolation
 from mlxd_shared.wire.convert_bounds import check_count, moment_violations
+from mlxd_shared.wire.convert_format import format_from_pb
 
 OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now"}
@@ -21,6 +22,9 @@ def chat_violations(pb: inference_pb2.ChatPrompt) -> list[FieldViolation]:
     """Return what is out of bounds, or makes no sense whatever the model.
 
     What is too large is not looked into, and of a list the first entry that is wrong is told.
+
+    Raises:
+        FieldNotServed: a part of a message is an image.
     """
     first = next(_size_violations(pb), None)
     return [*_content_violations(pb)] if first is None else [first]
@@ -34,9 +38,14 @@ def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
     yield from check_count(
         "chat.messages", calls, config.CHAT_MESSAGES_MAX, "calls in all messages"
     )
+    parts = sum(len(message.parts) for message in pb.messages)
+    yield from check_count(
+        "chat.messages", parts, config.CHAT_MESSAGES_MAX, "parts in all messages"
+    )
     texts = sum(
         len(m.content) + len(m.reasoning) + len(m.name) + len(m.tool_call_id) for m in pb.messages
     )
+    texts += sum(len(part.text) for message in pb.messages for part in message.parts)
     most = config.PROMPT_CHARS_MAX
     yield from check_count("chat.messages", texts, most, "characters in all messages")
     written = len(pb.template_variables_json) + sum(map(len, pb.tools_json))
@@ -60,6 +69,7 @@ def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation
     )
     if pb.template_variables_json:
         yield from _variable_violations("chat.template_variables_json", pb.template_variables_json)
+    yield from _choice_violations(pb)
     if pb.HasField("now"):
         yield from moment_violations(pb.now, "chat.now")
     if pb.continue_final_message:
@@ -69,6 +79,45 @@ def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation
         if pb.messages[-1].role != ASSISTANT:
             problem = "the last message must be an assistant's"
             yield FieldViolation("chat.continue_final_message", problem)
+
+
+def _choice_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
+    """Yield what makes no sense about who decides on calls."""
+    field = "chat.tool_choice"
+    is_required = pb.tool_choice == inference_pb2.TOOL_CHOICE_REQUIRED
+    if pb.tool_choice not in inference_pb2.ToolChoice.values():
+        yield FieldViolation(field, f"{pb.tool_choice} is not a ToolChoice")
+    elif is_required and not pb.tools_json:
+        yield FieldViolation(field, "a call is required, and no tool is on offer")
+    elif is_required and pb.continue_final_message:
+        yield FieldViolation(field, "no call is required of a message that goes on")
+    if pb.tool_name and not is_required:
+        yield FieldViolation("chat.tool_name", "needs TOOL_CHOICE_REQUIRED")
+    elif pb.tool_name and pb.tool_name not in map(_function_name, pb.tools_json):
+        yield FieldViolation("chat.tool_name", f"{pb.tool_name[:80]!r} is not on offer")
+
+
+def _function_name(text: str) -> str:
+    """Return the name of a function on offer; empty where it is none."""
+    try:
+        tool = json_object(text)
+    except ValueError:  # which is told of the tool itself
+        return ""
+    function = tool.get("function", tool)
+    name = function.get("name") if isinstance(function, dict) else None
+    return name if isinstance(name, str) else ""
+
+
+def required_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    """Return what cannot be beside a required call, which holds the output from its start on."""
+    if pb.chat.tool_choice != inference_pb2.TOOL_CHOICE_REQUIRED:
+        return []
+    beside = (
+        ("response_format", format_from_pb(pb.response_format)),
+        ("ignore_eos", pb.ignore_eos),
+    )
+    problem = "not beside chat.tool_choice TOOL_CHOICE_REQUIRED"
+    return [FieldViolation(name, problem) for name, value in beside if value]
 
 
 def _first_of(entries: Iterable[Iterator[FieldViolation]]) -> list[FieldViolation]:
@@ -83,12 +132,25 @@ def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[F
         for name, value in (("reasoning", pb.reasoning), ("tool_calls", pb.tool_calls)):
             if value:
                 yield FieldViolation(f"{place}.{name}", f"a message of an {ASSISTANT} has it")
+    if pb.parts and pb.content:
+        yield FieldViolation(f"{place}.parts", "content says it too")
+    yield from _first_of(
+        _part_violations(part, f"{place}.parts[{index}]") for index, part in enumerate(pb.parts)
+    )
     if pb.role != "tool" and pb.tool_call_id:
         yield FieldViolation(f"{place}.tool_call_id", "a message of a tool has it")
     yield from _first_of(
         _call_violations(call, f"{place}.tool_calls[{index}]")
         for index, call in enumerate(pb.tool_calls)
     )
+
+
+def _part_violations(pb: inference_pb2.ContentPart, place: str) -> Iterator[FieldViolation]:
+    match pb.WhichOneof("kind"):
+        case None:
+            yield FieldViolation(place, "a part has a kind")
+        case "image":
+            raise FieldNotServed(f"{place}.image")
 
 
 def _call_violations(pb: inference_pb2.ToolCall, place: str) -> Iterator[FieldViolation]:

@@ -61,6 +61,18 @@ async def test_a_chat_is_logged_whole_or_not_at_all(*, wanted: bool) -> None:
 
 
 @pytest.mark.asyncio
+async def test_choices_are_logged_one_behind_the_other() -> None:
+    """However their messages come."""
+    transcript = Transcript(wanted=True)
+    with capture_logs() as logged:
+        async with transcript.of(pb.GenerateRequest(text="p")):
+            for choice, text in ((1, "c"), (0, "a"), (1, "d"), (0, "b")):
+                frame = pb.GenerateResponse(choice=choice, text=text)
+                transcript.note_frame(frame.SerializeToString())
+    assert logged[0]["output"] == "ab\ncd"
+
+
+@pytest.mark.asyncio
 async def test_what_a_chat_logs_is_bounded() -> None:
     """However long the conversation."""
     chat = pb.ChatPrompt(messages=[pb.ChatMessage(content="x" * config.LOGGED_CHARS_MAX * 2)])

@@ -6,11 +6,13 @@ import json
 from typing import Any
 
 import msgspec
+import pytest
 
-from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, ToolCall
+from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, ToolCall, ToolChoice
 from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.anthropic.asks import ask_count, ask_message
 from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.failures import BadField
 
 
 def ask_of(**fields: Any) -> Ask:
@@ -63,8 +65,8 @@ def test_blocks_become_messages_in_their_order() -> None:
     assert ask.rename("chat.messages[6].content") == "messages[3].content"
 
 
-def test_tools_are_offered_unless_the_choice_is_none() -> None:
-    """As functions, without what concerns the API alone."""
+def test_tools_are_offered_as_functions() -> None:
+    """Without what concerns the API alone."""
     tool = {
         "name": "f", "description": "d", "input_schema": {"type": "object"},
         "cache_control": {"type": "ephemeral"}, "type": "custom",
@@ -72,7 +74,29 @@ def test_tools_are_offered_unless_the_choice_is_none() -> None:
     (offered,) = chat_of(tools=[tool]).tools_json
     function = {"name": "f", "description": "d", "parameters": {"type": "object"}}
     assert json.loads(offered) == {"type": "function", "function": function}
-    assert not chat_of(tools=[tool], tool_choice={"type": "none"}).tools_json
+    (strict,) = chat_of(tools=[{**tool, "strict": True}]).tools_json
+    assert json.loads(strict)["function"] == {**function, "strict": True}
+
+
+def test_who_decides_on_calls() -> None:
+    """Each choice is one of the wire's; one call at a time is said the other way round."""
+    tools = [{"name": "f", "input_schema": {"type": "object"}}]
+    wanted = {
+        "auto": (ToolChoice.AUTO, ""),
+        "none": (ToolChoice.NONE, ""),
+        "any": (ToolChoice.REQUIRED, ""),
+        "tool": (ToolChoice.REQUIRED, "f"),
+    }
+    for kind, (choice, name) in wanted.items():
+        sent: dict[str, object] = {"type": kind, **({"name": "f"} if name else {})}
+        chat = chat_of(tools=tools, tool_choice=sent)
+        assert (chat.tool_choice, chat.tool_name) == (choice, name)
+        assert chat.parallel_tool_calls is None
+        sent["disable_parallel_tool_use"] = True
+        assert chat_of(tools=tools, tool_choice=sent).parallel_tool_calls is False
+    with pytest.raises(BadField) as refused:
+        chat_of(tools=tools, tool_choice={"type": "tool"})
+    assert "tool_choice.name" in str(refused.value.failure)
 
 
 def test_thinking_and_output() -> None:

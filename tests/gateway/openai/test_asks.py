@@ -8,8 +8,17 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
-from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd import (
+    Chat,
+    ChatMessage,
+    FormatKind,
+    ResponseFormat,
+    SamplingOptions,
+    ToolCall,
+    ToolChoice,
+)
 from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.fates import refuse
 from mlxd_gateway.openai import requests as r
 from mlxd_gateway.openai.asks import ask_chat, ask_completion, texts_of
 
@@ -47,6 +56,36 @@ def test_every_sampling_field_is_passed_on() -> None:
     assert (ask.max_tokens, ask.stop, ask.logprobs) == (5, ("x",), 2)
     assert ask.response_format == ResponseFormat(FormatKind.JSON_OBJECT)
     assert ask.rename("max_tokens") == "max_completion_tokens"
+
+
+def test_who_decides_on_calls() -> None:
+    """Each choice is one of the wire's, whose fields have the request's names."""
+    wanted: list[tuple[object, ToolChoice, str]] = [
+        (None, ToolChoice.AUTO, ""),
+        ("auto", ToolChoice.AUTO, ""),
+        ("none", ToolChoice.NONE, ""),
+        ("required", ToolChoice.REQUIRED, ""),
+        ({"type": "function", "function": {"name": "f"}}, ToolChoice.REQUIRED, "f"),
+    ]
+    tools = [{"type": "function", "function": {"name": "f", "strict": True}}]
+    for sent, choice, name in wanted:
+        chat = chat_of(tools=tools, tool_choice=sent, parallel_tool_calls=False)
+        assert (chat.tool_choice, chat.tool_name) == (choice, name)
+        assert chat.parallel_tool_calls is False
+        assert json.loads(chat.tools_json[0])["function"]["strict"] is True
+    assert chat_of().parallel_tool_calls is None
+    ask = ask_chat(read(r.ChatRequest, {"messages": [USER]}))
+    assert ask.rename("chat.tool_name") == "tool_choice.function.name"
+
+
+@pytest.mark.parametrize("choice", [
+    {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}},
+    {"type": "custom", "custom": {"name": "f"}},
+])  # fmt: skip
+def test_choices_of_other_kinds_are_refused_by_name(choice: dict[str, Any]) -> None:
+    """Those that no model here could be held to."""
+    with pytest.raises(BadField, match=r"tool_choice\."):
+        refuse(read(r.ChatRequest, {"messages": [USER], "tool_choice": choice}))
 
 
 def test_messages_keep_their_place_and_their_parts() -> None:

@@ -41,6 +41,11 @@ def sent_request(fake: FakeServer) -> inference_pb2.GenerateRequest:
     return request
 
 
+def sent_requests(fake: FakeServer) -> list[inference_pb2.GenerateRequest]:
+    """All generate requests that came."""
+    return [each for each in fake.requests if isinstance(each, inference_pb2.GenerateRequest)]
+
+
 @pytest.mark.asyncio
 async def test_generate_gives_deltas_and_one_end() -> None:
     """Each message with text or tokens is a Delta, the last also Finished with every figure."""
@@ -77,6 +82,46 @@ async def test_log_probabilities_come_with_their_tokens() -> None:
     position = PositionLogprobs(best, (best, TokenLogprob(2, -1.25, b"\xe3")))
     assert delta == Delta(0, "Once", (1,), (position,))
     assert whole.logprobs == (position,)
+
+
+def of_choice(
+    choice: int, *messages: inference_pb2.GenerateResponse
+) -> list[inference_pb2.GenerateResponse]:
+    """Messages of a stream as those of one of its choices."""
+    for message in messages:
+        message.choice = choice
+    return [*messages]
+
+
+@pytest.mark.asyncio
+async def test_choices_are_told_apart() -> None:
+    """Each counts its own tokens and has an end; completions come in the choices' order."""
+    script = [
+        *of_choice(1, replies.delta(0, "b", 1)),
+        *of_choice(0, replies.delta(0, "a", 1), replies.last(1)),
+        *of_choice(1, replies.delta(1, "c", 2), replies.last(2)),
+    ]
+    async with serving(Answers(generate=script)) as fake, Client(fake.address) as client:
+        async with client.generate("x", n=2) as stream:
+            events = [event async for event in stream]
+        first, second = await client.choices("x", n=2)
+    assert sent_requests(fake)[0].n == 2
+    assert [event.choice for event in events] == [1, 0, 0, 1, 1]
+    assert (first.text, second.text) == ("a", "bc")
+    assert second.finished.choice == 1
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("script", [
+    [*of_choice(0, replies.last(0))],
+    [*of_choice(0, replies.last(0)), *of_choice(2, replies.last(0))],
+    [*of_choice(0, replies.last(0)), *of_choice(1, replies.delta(0, "a", 1))],
+])  # fmt: skip
+async def test_choices_are_whole(script: list[inference_pb2.GenerateResponse]) -> None:
+    """One that is missing, unknown or cut breaks the stream."""
+    async with serving(Answers(generate=script)) as fake, Client(fake.address) as client:
+        with pytest.raises(BrokenStream):
+            await client.choices("x", n=2)
 
 
 @pytest.mark.asyncio

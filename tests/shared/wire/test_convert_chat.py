@@ -7,8 +7,16 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2 as pb
 from mlxd_shared import config
-from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, ToolCall, answer_of
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.chats import (
+    AnswerPart,
+    Chat,
+    ChatMessage,
+    ContentPart,
+    ToolCall,
+    ToolChoice,
+    answer_of,
+)
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.records import write
 
@@ -18,14 +26,18 @@ FULL = Chat(
         ChatMessage("user", "hi", name="Bo"),
         ChatMessage("assistant", "", reasoning="hm", tool_calls=(ToolCall("f", '{"a": 1}', "i"),)),
         ChatMessage("tool", "42", tool_call_id="i"),
+        ChatMessage("user", parts=(ContentPart("a"), ContentPart("b"))),
         ChatMessage("assistant", "So"),
     ),
     tools_json=('{"name": "f"}',),
     variables_json='{"enable_thinking": false}',
-    add_generation_prompt=False,
-    continue_final_message=True,
+    add_generation_prompt=True,
+    continue_final_message=False,
     parse_output=False,
     now_s=12.5,
+    tool_choice=ToolChoice.REQUIRED,
+    tool_name="f",
+    parallel_tool_calls=False,
 )
 
 
@@ -44,7 +56,52 @@ def test_a_conversation_arrives_as_it_was_sent() -> None:
     assert least == Chat((ChatMessage("user", "hi"),))
     assert isinstance(least, Chat)
     assert (least.begins_answer, least.continues, least.parses) == (True, False, True)
-    assert (FULL.begins_answer, FULL.continues, FULL.parses) == (False, True, False)
+    assert (FULL.begins_answer, FULL.continues, FULL.parses) == (True, False, False)
+    going = Chat(least.messages, continue_final_message=True)
+    assert (going.begins_answer, going.continues) == (False, True)
+
+
+def test_a_message_comes_in_parts_or_whole() -> None:
+    """Not both, and no part is nothing; an image is refused by name until it is served."""
+    assert FULL.messages[3].text == "a\nb"
+    assert FULL.messages[0].text == "hi"
+    parts = [pb.ContentPart(text="a")]
+    both = pb.ChatMessage(role="user", content="b", parts=parts)
+    assert [*refuse(USER, both)] == ["chat.messages[1].parts"]
+    nothing = pb.ChatMessage(role="user", parts=[*parts, pb.ContentPart()])
+    assert [*refuse(nothing)] == ["chat.messages[0].parts[1]"]
+    many = pb.ChatMessage(role="user", parts=parts * (config.CHAT_MESSAGES_MAX + 1))
+    assert "parts" in refuse(many)["chat.messages"]
+    seen = pb.ChatMessage(role="user", parts=[*parts, pb.ContentPart(image=b"x")])
+    with pytest.raises(FieldNotServed) as caught:
+        generate_from_pb(pb.GenerateRequest(chat=pb.ChatPrompt(messages=[seen])))
+    assert caught.value.field == "chat.messages[0].parts[1].image"
+
+
+def test_who_decides_on_calls_makes_sense() -> None:
+    """A call is required of a tool on offer, in a new message, and of nothing else beside."""
+    tool, required = '{"name": "f"}', pb.TOOL_CHOICE_REQUIRED
+    field = "chat.tool_choice"
+    assert [*refuse(USER, tool_choice=9)] == [field]
+    assert [*refuse(USER, tool_choice=required)] == [field]
+    last = pb.ChatMessage(role="assistant", content="So")
+    going = {"continue_final_message": True, "tools_json": [tool]}
+    assert [*refuse(USER, last, tool_choice=required, **going)] == [field]
+    assert [*refuse(USER, tools_json=[tool], tool_name="f")] == ["chat.tool_name"]
+    named = {"tools_json": [tool], "tool_choice": required}
+    assert [*refuse(USER, tool_name="g", **named)] == ["chat.tool_name"]
+    beside = {
+        "response_format": {"response_format": pb.ResponseFormat(regex="a")},
+        "ignore_eos": {"ignore_eos": True},
+    }
+    for name, fields in beside.items():
+        chat = pb.ChatPrompt(messages=[USER], **named)  # type: ignore[arg-type]
+        with pytest.raises(InvalidRequest) as caught:
+            generate_from_pb(pb.GenerateRequest(chat=chat, **fields))  # type: ignore[arg-type]
+        assert [violation.field for violation in caught.value.violations] == [name]
+    none = Chat((ChatMessage("user", "hi"),), (tool,), tool_choice=ToolChoice.NONE)
+    assert not none.offered
+    assert not none.requires_call
 
 
 SURROGATE = '{"a": "\\ud800"}'

@@ -21,6 +21,7 @@ from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.wire.convert import generate_from_pb, load_from_pb
 from mlxd_shared.wire.convert_bounds import text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
+from mlxd_shared.wire.convert_score import score_from_pb
 from mlxd_shared.wire.intake import Intake, Reader, run_paced
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, RELAYED, Limits, Size, plan_of
 from mlxd_worker.servicers.control import job_from_pb
@@ -31,7 +32,14 @@ CPU_MAX_S = 3.0
 FEW = Limits(parts=4096)
 """So that hundreds of cases are tried soon; their bytes are as many as the transport lets through,
 and the bound is passed a thousandfold."""
-PROMPTS = {"text", "texts", "chat.messages.content", "chat.messages.reasoning"}
+PROMPTS = {
+    "text",
+    "texts",
+    "texts.text",
+    "texts.continuations",
+    "chat.messages.content",
+    "chat.messages.reasoning",
+}
 """May be as long as the request, but for their characters."""
 UNBOUND = {"tokens.ids", "resume_token_ids", "sampling.logit_bias"}
 """Ids may be as many as that; of a map's entries without a key one is left."""
@@ -39,6 +47,7 @@ UNBOUND = {"tokens.ids", "resume_token_ids", "sampling.logit_bias"}
 CHECKS: dict[type[Message], Callable[..., object]] = {
     inference_pb2.GenerateRequest: generate_from_pb,
     inference_pb2.EmbedRequest: embed_from_pb,
+    inference_pb2.ScoreRequest: score_from_pb,
     inference_pb2.TokenizeRequest: text_of,
     model_pb2.LoadModelRequest: lambda pb: load_from_pb(pb.options),
     worker_pb2.LoadRequest: job_from_pb,
@@ -152,7 +161,7 @@ async def test_millions_of_parts_are_never_parsed(attack: str, limits: Limits) -
 def test_every_request_but_those_with_prompts_is_small() -> None:
     """What neither holds a prompt nor ids has a bound of its own, far below a prompt's."""
     large = {name for name, kind in request_types().items() if plan_of(kind).takes_much}
-    kinds = ("Generate", "Tokenize", "Detokenize", "Embed")
+    kinds = ("Generate", "Tokenize", "Detokenize", "Embed", "Score")
     assert large == {f"mlxd.v1.{kind}Request" for kind in kinds}
 
 

@@ -7,10 +7,11 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from mlxd.v1 import inference_pb2
+from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared.domain.errors import InvalidRequest
 from tests.support.chat_template import ANSWER, PATTERN
 from tests.system.wire.probe import Probes, Wire, refusal
+from tests.worker.made_tokenizers import EOS_ID
 
 PROBES = Probes()
 covering = PROBES.covering
@@ -55,6 +56,22 @@ async def messages_reach_the_template(wire: Wire) -> None:
     error = await refusal(wire.generate(model=MODEL, chat=bad))
     assert isinstance(error, InvalidRequest)
     assert error.violations[0].field == "chat.template_variables_json"
+
+
+@covering("ChatMessage.parts", "ContentPart.text")
+async def parts_are_one_content(wire: Wire) -> None:
+    """Joined by line ends; a system message in the middle stays there."""
+    parts = [inference_pb2.ContentPart(text=text) for text in ("a", "b")]
+    messages = [
+        Message(role="user", content="hi"),
+        Message(role="system", content="Be short."),
+        Message(role="user", parts=parts),
+    ]
+    assert await show_template(wire, "messages", Prompt(messages=messages)) == [
+        {"role": "user", "content": "hi"},
+        {"role": "system", "content": "Be short."},
+        {"role": "user", "content": "a\nb"},
+    ]
 
 
 @covering(
@@ -118,6 +135,40 @@ async def the_last_message_is_answered_or_goes_on(wire: Wire) -> None:
     error = await refusal(wire.generate(model=MODEL, chat=going))
     assert isinstance(error, InvalidRequest)
     assert error.violations[0].field == "chat.add_generation_prompt"
+
+
+@covering("ChatPrompt.tool_choice", "ChatPrompt.tool_name", "ChatPrompt.parallel_tool_calls")
+async def calls_are_required(wire: Wire) -> None:
+    """Of any tool or of one, once or more often; or the model is not shown the tools."""
+    tools = [json.dumps({"name": name, "strict": True}) for name in ("f", "g")]
+    chat = Prompt(messages=[Message(role="user", content="hi")], tools_json=tools)
+    chat.tool_choice = inference_pb2.TOOL_CHOICE_REQUIRED
+    bias = {EOS_ID: -100.0}
+    for letter in "to":  # as a call's mark goes on, where one of reasoning would go on otherwise
+        request = inference_pb2.TokenizeRequest(model=MODEL, text=letter, add_special_tokens=False)
+        (token_id,) = (await wire.inference.Tokenize(request)).token_ids
+        bias[token_id] = 100.0
+    sampling = types_pb2.SamplingOptions(seed=1, logit_bias=bias)
+    fields: dict[str, Any] = {"model": MODEL, "sampling": sampling, "max_tokens": 300}
+
+    async def names() -> list[str]:
+        messages = await wire.generate(chat=chat, **fields)
+        parts = [part for message in messages for part in message.parts]
+        return [part.tool_call.name for part in parts if part.HasField("tool_call")]
+
+    assert len(await names()) > 1
+    chat.parallel_tool_calls = False
+    assert len(await names()) == 1
+    for name in ("f", "g"):
+        chat.tool_name = name
+        assert await names() == [name]
+    chat.tool_name = "h"
+    error = await refusal(wire.generate(chat=chat, **fields))
+    assert isinstance(error, InvalidRequest)
+    assert error.violations[0].field == "chat.tool_name"
+    chat.ClearField("tool_name")
+    chat.tool_choice = inference_pb2.TOOL_CHOICE_NONE
+    assert await show_template(wire, "tools", chat) is None
 
 
 @covering("ChatPrompt.parse_output")

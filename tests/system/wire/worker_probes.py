@@ -11,7 +11,13 @@ from typing import Any
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2, worker_pb2
-from mlxd_shared.domain.errors import InvalidRequest, ModelDraining, ModelNotFound, WrongWorker
+from mlxd_shared.domain.errors import (
+    FieldNotServed,
+    InvalidRequest,
+    ModelDraining,
+    ModelNotFound,
+    WrongWorker,
+)
 from mlxd_shared.ops.known_process import mark_of
 from tests.system.wire.probe import Probes, Wire, begins, read, refusal
 from tests.system.wire.scenario import until_waiting
@@ -77,6 +83,16 @@ async def the_controllers_fields_are_honoured(wire: Wire) -> None:
         worker_incarnation=await incarnation(wire), load_duration=Duration(seconds=3)
     )
     assert messages[-1].usage.load_duration.seconds == 3
+
+
+@covering("GenerateRequest.choice")
+async def a_choice_is_named_in_its_messages(wire: Wire) -> None:
+    """The prompt is counted with the first one alone; several at once are the controller's."""
+    messages = await wire.generate(choice=2)
+    assert {message.choice for message in messages} == {2}
+    assert messages[-1].usage.prompt_tokens == 0
+    error = await refusal(wire.generate(n=2))
+    assert isinstance(error, FieldNotServed)
 
 
 @covering("GenerateRequest.age")

@@ -116,8 +116,8 @@ def test_a_grammar_is_tried_out_before() -> None:
         assert demo_constraints().compile(ResponseFormat(FormatKind.EBNF_GRAMMAR, DEEP), trials)
         assert demo_constraints().compile(choice("good"), trials)
         with pytest.raises(InvalidRequest):  # the same process tells of a bad grammar
-            try_out(trials, "start: (", FormatKind.EBNF_GRAMMAR)
-        try_out(trials, 'start: "a"\n', FormatKind.EBNF_GRAMMAR)
+            try_out(trials, "start: (", "response_format.ebnf_grammar")
+        try_out(trials, 'start: "a"\n', "response_format.ebnf_grammar")
     finally:
         trials.close()
 
@@ -169,7 +169,7 @@ def test_a_trial_that_does_not_end_well_is_a_refusal(
     try:
         for _ in range(2):
             with pytest.raises(InvalidRequest, match=problem):
-                try_out(trials, 'start: "a"', FormatKind.EBNF_GRAMMAR, limit_s=limit_s)
+                try_out(trials, 'start: "a"', "response_format.ebnf_grammar", limit_s=limit_s)
     finally:
         trials.close()
 
@@ -181,7 +181,7 @@ def test_trials_that_are_closed_end_and_try_nothing_more() -> None:
 
     def run() -> None:
         try:
-            try_out(trials, 'start: "a"', FormatKind.EBNF_GRAMMAR, limit_s=60)
+            try_out(trials, 'start: "a"', "response_format.ebnf_grammar", limit_s=60)
         except (InvalidRequest, ShuttingDown) as error:
             error_types.append(type(error))
 

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer as RawTokenizer
 
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
-from mlxd_worker.constraints.compiler import Constraints, token_bytes
+from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.constraints.vocabulary import token_bytes
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.real_inputs import REAL_INPUTS, real_input
 from tests.support.constrained import demo_tokenizer

@@ -100,7 +100,7 @@ class ChatFormat:
         mark = partial(self.control.mark, nonce=nonce)
         mark_answer = partial(self.control.mark, nonce=nonce, allowed=self._allowed)
         try:
-            tools = [_tool(_mark(json_object(text), mark)) for text in chat.tools_json]
+            tools = [_tool(_mark(json_object(text), mark)) for text in chat.offered]
             variables = _mark(json_object(chat.variables_json or "{}"), mark)
             messages = _messages(chat, mark, mark_answer)
         except RecursionError as error:
@@ -161,7 +161,7 @@ def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any
         if message.role == ASSISTANT:
             item |= _answer(message, mark, mark_answer)
         else:
-            item["content"] = mark(message.content)
+            item["content"] = mark(message.text)
         if message.tool_call_id:
             item["tool_call_id"] = mark(message.tool_call_id)
         name = message.name or names.get(message.tool_call_id, "")
@@ -173,7 +173,7 @@ def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any
 
 def _answer(message: ChatMessage, mark: _Mark, mark_answer: _Mark) -> dict[str, Any]:
     """Return what an assistant's message has; no content beside calls is None."""
-    item: dict[str, Any] = {"content": mark_answer(message.content)}
+    item: dict[str, Any] = {"content": mark_answer(message.text)}
     if message.reasoning:
         item["reasoning_content"] = item["thinking"] = mark(message.reasoning)
     if message.tool_calls:
@@ -190,10 +190,17 @@ def _call(call: ToolCall, mark: _Mark) -> dict[str, Any]:
 
 
 def _tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool as templates know it, from that or from its function alone."""
-    if "function" in tool or ("type" in tool and "name" not in tool):
+    """Return a tool as templates know it, from that or from its function alone.
+
+    Whether its calls are held to its schema is not for the model.
+    """
+    if "function" not in tool and "type" in tool and "name" not in tool:
         return tool
-    return {"type": "function", "function": tool}
+    whole = tool if "function" in tool else {"type": "function", "function": tool}
+    function = whole["function"]
+    if isinstance(function, dict) and "strict" in function:
+        function = {name: value for name, value in function.items() if name != "strict"}
+    return {**whole, "function": function}
 
 
 def _mark(value: Any, mark: _Mark) -> Any:  # noqa: ANN401 - of JSON

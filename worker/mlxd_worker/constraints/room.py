@@ -17,12 +17,11 @@ from functools import partial
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
-from mlxd_shared.domain.formats import ResponseFormat
-from mlxd_worker.constraints.compiler import TRIAL, Constraints, field_of
+from mlxd_worker.constraints.compiler import TRIAL, Constraints, Wanted, field_of
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.killable.pool import Pool
 
-_Wanted = tuple[Constraints, ResponseFormat]
+_Wanted = tuple[Constraints, Wanted]
 
 
 class CompileRoom:
@@ -47,7 +46,7 @@ class CompileRoom:
         self._tasks: dict[_Wanted, asyncio.Task[Constraint]] = {}
         self._closed = False
 
-    async def compile(self, constraints: Constraints, wanted: ResponseFormat) -> Constraint:
+    async def compile(self, constraints: Constraints, wanted: Wanted) -> Constraint:
         """Return a format compiled for a model; at once where it is kept.
 
         Raises:
@@ -62,7 +61,7 @@ class CompileRoom:
         done, _ = await asyncio.wait({task}, timeout=self._wait_s)
         if not done:
             problem = f"not compiled within {self._wait_s:g} s"
-            raise InvalidRequest.of(field_of(wanted.kind), problem)
+            raise InvalidRequest.of(field_of(wanted), problem)
         return task.result()
 
     async def close(self) -> None:
@@ -71,7 +70,7 @@ class CompileRoom:
         await asyncio.to_thread(self._trials.close)
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _begin(self, constraints: Constraints, wanted: ResponseFormat) -> asyncio.Task[Constraint]:
+    def _begin(self, constraints: Constraints, wanted: Wanted) -> asyncio.Task[Constraint]:
         if len(self._tasks) >= self._tasks_max:
             raise QueueFull("response formats to compile", self._waiting_max)
         key = (constraints, wanted)
@@ -79,7 +78,7 @@ class CompileRoom:
         task.add_done_callback(lambda done: self._forget(key, done))
         return task
 
-    async def _compile(self, constraints: Constraints, wanted: ResponseFormat) -> Constraint:
+    async def _compile(self, constraints: Constraints, wanted: Wanted) -> Constraint:
         async with self._turns:
             if self._closed:
                 raise ShuttingDown

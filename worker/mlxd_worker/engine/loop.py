@@ -20,7 +20,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 from mlxd_shared import config
@@ -274,6 +274,9 @@ class Engine:
             advance = None if row.matcher is None else row.follow(run.drawn[0].token_id)
             if advance is None:
                 self._emit(run, now_s)
+                if row.advance is not None and row.request.stream in self._rows:
+                    # A call has begun, in the middle of its token.
+                    self._masks.begin(row.advance)
             else:
                 self._unjudged[row.request.stream] = run
                 self._masks.begin(advance)
@@ -330,10 +333,13 @@ class Engine:
             row.near_ties += drawn.near_tie
             forced = bool(row.request.forced) and row.forcing
             event = _take_drawn(row, drawn, now_s)
+            if row.scores is not None and not isinstance(event, Failed):
+                event = replace(event, prompt_logprobs=row.scores.hand_over())
             goes_on = isinstance(event, Tokens)
             if not (forced and goes_on):
                 events.append(event)
-            if not goes_on:
+            # Guesses behind a mark of a call were made without it.
+            if not goes_on or (row.matcher is not None and row.is_held):
                 break
         settle(self._caches, run, judged=judged)
         self._prefix.advance(row.id)

@@ -94,7 +94,7 @@ class Prefill:
                 return joined
             row = self._turns.first_of(able, rank=partial(self._rank, now_s=self._clock()))
             self.begin(row)
-            if self._joins and self._pacer.gentle and not row.embeds and row.advance is None:
+            if self._joins and self._pacer.gentle and not _is_alone(row) and row.advance is None:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
             elif not row.decoding and row.prefill_left and not self._advance(row):
@@ -129,7 +129,7 @@ class Prefill:
         request = row.request
         if row.embeds:  # every token's state is asked for: nothing of former prompts helps
             return
-        start = self._prefix.begin(row.id, request.prompt)
+        start = self._prefix.begin(row.id, request.prompt, most=_reusable(row))
         row.offset = row.cached = start.cached
         row.cache_reason = start.reason
         if not self._prefix.enabled:
@@ -180,7 +180,8 @@ class Prefill:
         """Return how much of a row's prompt would be found if it began now."""
         known = self._known.get(row.id)
         if known is None:
-            known = self._known[row.id] = self._prefix.count_known(row.request.prompt)
+            prompt, most = row.request.prompt, _reusable(row)
+            known = self._known[row.id] = self._prefix.count_known(prompt, most=most)
         return known
 
     def _forget(self, waiting: Sequence[Row]) -> None:
@@ -205,6 +206,17 @@ class Prefill:
             ):
                 continue
             both = known + max(other.prefill_left, SHARED_MIN_TOKENS)
-            if both < len(prompt) and prompt[:both] == other.request.prompt[:both]:
+            if both <= _reusable(row) and prompt[:both] == other.request.prompt[:both]:
                 return True
         return False
+
+
+def _is_alone(row: Row) -> bool:
+    """Tell whether something is made of the states that a row's own passes compute."""
+    return row.embeds or row.scores is not None
+
+
+def _reusable(row: Row) -> int:
+    """Return how many of a prompt's tokens may come from former ones: never the last."""
+    most = len(row.request.prompt) - 1
+    return most if row.scores is None else min(row.scores.reusable, most)

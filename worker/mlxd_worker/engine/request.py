@@ -16,6 +16,7 @@ from typing import NewType, Protocol
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import FinishReason, Pooling, Sampling
+from mlxd_worker.engine.masks.calls import CallConstraint
 from mlxd_worker.engine.masks.constraint import Constraint
 
 StreamId = NewType("StreamId", int)
@@ -73,6 +74,8 @@ class Tokens:
     text: str
     logprobs: tuple[PositionLogprobs, ...] = ()
     """One for each of `ids` where the stream asks for them, else none."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """On a stream's first event, where it asks for them: of the prompt's tokens."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +95,8 @@ class Finished:
     stop_token_id: int | None = None
     logprobs: tuple[PositionLogprobs, ...] = ()
     """One for each of `ids` where the stream asks for them, else none."""
+    prompt_logprobs: tuple[PositionLogprobs, ...] = ()
+    """As of `Tokens`."""
     embedding: tuple[float, ...] = ()
     """The prompt's vector, where that was asked for."""
 
@@ -140,14 +145,20 @@ class Submit:
     """No end of sequence, stop token or stop string before this many."""
     top_logprobs: int | None = None
     """How many alternatives each token's log-probability comes with; None: no log-probabilities."""
+    prompt_logprobs: int | None = None
+    """How many alternatives the log-probability of each of the prompt's tokens comes with; None:
+    none is told. Not of a stream that is resumed."""
+    scored_from: int = 1
+    """The index of the first of the prompt's tokens that is told of: there is none before the
+    first."""
     speculation_depth: int | None = None
     """The most tokens guessed at once, 0 for none; None is left to the engine."""
     priority: int = 0
     """Higher is served earlier."""
     deadline_s: float | None = None
     """When the stream is no longer wanted."""
-    constraint: Constraint | None = None
-    """What complete output must match; compiled for this model."""
+    constraint: Constraint | CallConstraint | None = None
+    """What complete output, or each call in it, must match; compiled for this model."""
     age_s: float = 0.0
     pooling: Pooling | None = None
     """How the prompt becomes a vector, where that is all that is asked: nothing is drawn then."""
@@ -159,6 +170,11 @@ class Submit:
     forced: tuple[int, ...] = ()
     """What an earlier worker has generated, where it is to be evaluated token by token as it was
     then; it is no part of `prompt`, and as little told again. Not with `resumed`."""
+
+    @property
+    def anchored(self) -> bool:
+        """Whether the text is all that the tokens spell, as what complete output must match is."""
+        return isinstance(self.constraint, Constraint)
 
     @property
     def came_s(self) -> float:

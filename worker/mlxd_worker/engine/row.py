@@ -9,6 +9,8 @@ Invariants:
 - Before `min_tokens` nothing that ends the stream is drawn, and no stop string counts.
 - A token's log-probabilities go with its id, never later, whatever text is held back.
 - prompt + generated never exceed the context: the last generated token is never evaluated.
+- A constraint on calls is asleep until one begins (`CallMatcher`). Asleep it is told what was drawn
+  and masks nothing.
 - A row whose constraint has to go on first (`advance`) draws nothing meanwhile. Its last token is
   judged when the constraint has taken it, before the mask behind it is there: a stream that ends
   with it neither waits for that one nor fails by it.
@@ -26,12 +28,15 @@ from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import FinishReason
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.engine.masks.constraint import Advance, Matcher
+from mlxd_worker.engine.masks.calls import CallMatcher
+from mlxd_worker.engine.masks.constraint import Advance, Follower
 from mlxd_worker.engine.masks.masks import AllowedTokens
+from mlxd_worker.engine.masks.replayed import check_replayed, wrong_token
 from mlxd_worker.engine.pooling import Pool
 from mlxd_worker.engine.request import Finished, PositionLogprobs, Submit, Tokens, Usage
 from mlxd_worker.engine.sampling.penalties import RecentTokens
 from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID, TOKEN_NONE, Draw
+from mlxd_worker.engine.scoring import Scores
 from mlxd_worker.engine.text import Piece, TextStream
 
 
@@ -66,20 +71,19 @@ class Row:
     """What penalties look at: the last tokens of prompt and output."""
     ends: tuple[int, ...] = field(init=False)
     """The ids that end the stream, in rising order."""
-    matcher: Matcher | None = field(init=False, default=None)
+    matcher: Follower | None = field(init=False, default=None)
     """Where the output stands in its constraint; None where it has none."""
     advance: Advance | None = field(init=False, default=None)
     """What the constraint is at; None where nothing keeps the row from drawing."""
     pool: Pool | None = field(init=False, default=None)
     """What becomes the prompt's vector; None where the row generates."""
+    scores: Scores | None = field(init=False, default=None)
+    """What gathers the log-probabilities of the prompt's tokens; None where nobody asks."""
     decodes_from: float = field(init=False)
     """The offset from which on it decodes: but one token of the prompt stands; inf: never."""
     most: int = field(init=False)
     """How many tokens the stream may generate, by its request and its context."""
-    foreseeable: bool = field(init=False)
-    """Whether the draw after the next one needs nothing of the token that is drawn first.
-
-    Nor is a resumed row drawn ahead: its draws are watched."""
+    _is_plain: bool = field(init=False)
     _next_draw: Draw | None = field(init=False, default=None)
 
     def __post_init__(self) -> None:
@@ -91,12 +95,16 @@ class Row:
         if self.request.pooling is not None:
             self.pool = Pool(self.request.pooling)
         request = self.request
+        if request.prompt_logprobs is not None and len(request.prompt) > 1:
+            begin, count = request.scored_from, request.prompt_logprobs
+            self.scores = Scores(request.prompt, begin=begin, count=count)
         self.ends = tuple(sorted(request.eos_ids | request.stop_token_ids))
         self.decodes_from = math.inf if self.embeds else len(request.prompt) - 1
         room = self.context_length - request.prompt_tokens
         self.most = room if request.max_tokens is None else min(request.max_tokens, room)
-        plain = request.constraint is None and request.top_logprobs is None
-        self.foreseeable = plain and not (request.continues or request.sampling.penalises)
+        self._is_plain = request.top_logprobs is None and not (
+            request.continues or request.sampling.penalises
+        )
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
         self.output = list(self.request.prompt[self.request.prompt_tokens :])
         for index, token_id in enumerate(self.output):
@@ -105,6 +113,20 @@ class Row:
             self.matcher = self.request.constraint.start()
             if self.output:
                 self.advance = Advance(self.matcher, tuple(self.output), draws=self.left > 0)
+
+    @property
+    def foreseeable(self) -> bool:
+        """Whether the draw after the next one needs nothing of the token that is drawn first.
+
+        Nor is a resumed row drawn ahead: its draws are watched.
+        """
+        follower = self.matcher
+        return self._is_plain and (follower is None or not (follower.is_awake or follower.may_wake))
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a mask says which tokens may be drawn next."""
+        return self.matcher is not None and self.matcher.is_awake
 
     @property
     def generated(self) -> int:
@@ -160,7 +182,7 @@ class Row:
         Raises:
             Exception: whatever it is, it concerns this row alone.
         """
-        if self.matcher is not None or not self.drawn:
+        if self.is_held or not self.drawn:
             self.draw()
 
     def draw(self) -> Draw:
@@ -189,7 +211,7 @@ class Row:
 
         Until `go_on` the row takes no part in steps.
         """
-        if self.matcher is not None and token_id >= 0:
+        if self.matcher is not None and self.matcher.is_awake and token_id >= 0:
             draws = self.left > 1
             if self.forcing:
                 forced = (self.request.forced[self.generated],)
@@ -208,7 +230,8 @@ class Row:
         assert advance is not None, "nothing was waited for"
         if not self.drawn:
             advance.check()
-            self._check_replayed(0, advance)  # drawn tokens are judged by `take`
+            # Drawn tokens are judged by `take`.
+            check_replayed(advance, first=0, min_tokens=self.request.min_tokens)
         advance.check_mask()
 
     def take(
@@ -250,6 +273,7 @@ class Row:
         piece = self.text.push(token_id, may_end=offset + 1 >= request.min_tokens)
         if piece.stop is not None:
             return self._finish(FinishReason.STOP_STRING, (token_id,), piece, logprobs=own_logprobs)
+        self._note_asleep(token_id, judged=advance)
         ends = advance is not None or len(self.output) >= self.most
         reason = self._reason_to_end(advance) if ends else None
         if reason is None:
@@ -257,6 +281,14 @@ class Row:
         tail = self.text.finish()
         whole = Piece(piece.text + tail.text, tail.stop)
         return self._finish(reason, (token_id,), whole, logprobs=own_logprobs)
+
+    def _note_asleep(self, token_id: int, *, judged: Advance | None) -> None:
+        """Tell a constraint that was asleep what was drawn; it may wake, and have to go on."""
+        follower = self.matcher
+        if judged is None and isinstance(follower, CallMatcher):
+            follower.see(token_id)
+            if follower.has_rest and self.left > 0:
+                self.advance = Advance(follower, ())
 
     def usage(self) -> Usage:
         """Return what the stream has cost so far."""
@@ -288,35 +320,29 @@ class Row:
         index = self.generated
         token_id = self.request.forced[index]
         if advance is not None:
-            self._check_replayed(index, advance)
+            check_replayed(advance, first=index, min_tokens=self.request.min_tokens)
         self._replay(index, token_id)
         self.output.append(token_id)
         self.pending = token_id
         self.recent.push(token_id)
+        self._note_asleep(token_id, judged=advance)
         return Tokens(index, (token_id,), "")
 
     def _replay(self, index: int, token_id: int) -> None:
         """Take a token that an earlier worker has generated, and told."""
         if self.text.push(token_id, may_end=index + 1 >= self.request.min_tokens).stop:
-            raise _wrong(index, token_id, "completes a stop string: the stream had ended")
-
-    def _check_replayed(self, first: int, advance: Advance) -> None:
-        """Refuse tokens, from index `first` on, that the constraint cannot have led to."""
-        end, tokens = advance.over_after, advance.tokens
-        if end is not None and first + end >= self.request.min_tokens:
-            problem = "completes what response_format asks for: the stream had ended"
-            raise _wrong(first + end - 1, tokens[end - 1], problem)
-        if advance.taken < len(tokens):
-            problem = "does not go on with what response_format asks for"
-            raise _wrong(first + advance.taken, tokens[advance.taken], problem)
+            raise wrong_token(index, token_id, "completes a stop string: the stream had ended")
 
     def _draw_at(self, position: int, recent: Mapping[int, int]) -> Draw:
+        follower = self.matcher
+        if follower is not None and not follower.is_awake:
+            follower = None
         return Draw(
             self.request.sampling,
             position=position,
             recent=recent,
             forbidden=self.ends if position < self.request.min_tokens else (),
-            mask=None if self.matcher is None else AllowedTokens(self.matcher.mask()),
+            mask=None if follower is None else AllowedTokens(follower.mask()),
             ends=self.ends,
             watched=self.request.continues and position >= len(self.request.forced),
         )
@@ -371,8 +397,3 @@ class Row:
             stop_token_id=None if stopped else stop_token_id,
             logprobs=logprobs,
         )
-
-
-def _wrong(index: int, token_id: int, problem: str) -> InvalidRequest:
-    """Return the error about a token that no stream of this request can have had."""
-    return InvalidRequest.of(f"resume_token_ids[{index}]", f"token {token_id} {problem}")

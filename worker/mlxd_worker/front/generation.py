@@ -18,8 +18,12 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer, PartPiece
+from mlxd_worker.engine.masks.calls import CallConstraint
+from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import Finished, Submit, Tokens
-from mlxd_worker.front.prompting import prompt_of
+from mlxd_worker.front.calling import compile_calls
+from mlxd_worker.front.echoing import PromptEcho, echo_of
+from mlxd_worker.front.prompting import Prompt, prompt_of
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
 
@@ -36,6 +40,8 @@ class Part:
     pieces: tuple[PartPiece, ...] = ()
     """The pieces of a chat's answer, where it is told apart; the event's text is then that of the
     text parts."""
+    prompt: PromptEcho | None = None
+    """The prompt, on the first message, where it was asked for."""
 
 
 async def generate(
@@ -58,9 +64,8 @@ async def generate(
     with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
         prompt = await prompt_of(worker, spec, loaded, request_id)
         await run_paced(_check_resumed, spec, loaded, prompt.ids)
-        constraint = None
-        if spec.response_format is not None:
-            constraint = await worker.formats.compile(loaded.constraints, spec.response_format)
+        echo = await echo_of(worker, spec, loaded, prompt.ids)
+        constraint = await _compile(worker, spec, loaded, prompt)
         reader = worker.engine.reader()
         by_steps = len(spec.resumed) <= worker.replay_steps_max
         request = Submit(
@@ -79,6 +84,7 @@ async def generate(
             sink=reader,
             min_tokens=spec.min_tokens,
             top_logprobs=spec.top_logprobs,
+            prompt_logprobs=None if echo is None else spec.prompt_logprobs,
             speculation_depth=spec.speculation_depth,
             request_id=request_id,
             priority=spec.priority,
@@ -94,9 +100,22 @@ async def generate(
             while not ended:
                 event = await reader.next()
                 ended = isinstance(event, Finished)
-                part = Part(request_id, loaded.job.digest, event, seed)
+                if echo is not None:
+                    echo = replace(echo, logprobs=event.prompt_logprobs)
+                part = Part(request_id, loaded.job.digest, event, seed, prompt=echo)
                 yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
-                seed = None
+                seed = echo = None
+
+
+async def _compile(
+    worker: Worker, spec: GenerateSpec, loaded: Loaded, prompt: Prompt
+) -> Constraint | CallConstraint | None:
+    """Return what the output, or each call in it, has to match; None: nothing."""
+    if spec.response_format is not None:
+        return await worker.formats.compile(loaded.constraints, spec.response_format)
+    if prompt.calls is None:
+        return None
+    return await compile_calls(worker, prompt.calls, loaded)
 
 
 def _tell_apart(part: Part, answer: Answer) -> Part:

@@ -21,6 +21,7 @@ from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer
 from mlxd_worker.chat.parsing.pieces import tools_of
 from mlxd_worker.engine.text import TextStream
+from mlxd_worker.front.calling import Calls, call_format
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
 
@@ -34,6 +35,8 @@ class Prompt:
     """What tells the parts of the answer apart; None: it is one text."""
     shown: Mapping[int, str] = field(default_factory=dict)
     """The ids that are part of the text though others are left out."""
+    calls: Calls | None = None
+    """What its calls are held to; None: nothing."""
 
 
 async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_id: str) -> Prompt:
@@ -62,25 +65,29 @@ async def _chat_prompt(
     wanted = loaded.chat
     if wanted is None:
         raise NoChatTemplate(loaded.job.name)
-    chars = sum(len(message.content) + len(message.reasoning) for message in chat.messages)
+    chars = sum(len(message.text) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
     check = partial(_check_ids, rendered.ids, spec, loaded, field="chat")
     # A template may make many of them of a request that is small, and not put off itself.
     is_short = len(rendered.ids) <= config.TOKENIZE_SHORT_IDS_MAX
     ids = check() if is_short else await asyncio.to_thread(check)
-    if not chat.parses:
+    if not chat.parses and not chat.requires_call:
         return Prompt(ids)
-    continued = chat.messages[-1].content if chat.continues else None
-    tools = await run_paced(tools_of, chat.tools_json)
+    continued = chat.messages[-1].text if chat.continues else None
+    begin = wanted.output.begin(rendered.tail, continued)
+    tools = await run_paced(tools_of, chat.offered)
+    calls = call_format(spec, tools, loaded, wanted.output, begin)
+    if not chat.parses:
+        return Prompt(ids, calls=calls)
     # Bare JSON is no call where JSON was asked for.
     bare = wanted.output.bare_json and spec.response_format is not None
     output = wanted.output.without_calls() if bare else wanted.output
-    parser = output.parser(tools, prompt=rendered.tail, continued=continued)
+    parser = output.parser(tools, prompt=rendered.tail, continued=continued, held=calls is not None)
     answer = Answer(parser, request_id)
     if spec.resumed:
         await asyncio.to_thread(_read_again, answer, spec, loaded, wanted.shown)
-    return Prompt(ids, answer, wanted.shown)
+    return Prompt(ids, answer, wanted.shown, calls)
 
 
 def _read_again(
@@ -90,7 +97,7 @@ def _read_again(
     text = TextStream(
         loaded.tokenizer.detokenizer(
             skip_special=spec.skip_special_tokens,
-            anchored=spec.response_format is not None,
+            anchored=spec.holds_all,
             shown=shown,
         ),
         spec.stop,

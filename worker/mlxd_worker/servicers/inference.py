@@ -12,24 +12,28 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Final
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_TO_PB, generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
+from mlxd_shared.wire.convert_score import score_from_pb
 from mlxd_shared.wire.intake import is_checked, run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import duration_to_pb, write
 from mlxd_worker.chat.answer import PartPiece
-from mlxd_worker.engine.request import Finished, TokenLogprob, Tokens, Usage
+from mlxd_worker.engine.request import Finished, PositionLogprobs, TokenLogprob, Usage
+from mlxd_worker.front.echoing import PromptEcho
 from mlxd_worker.front.embedding import embed
 from mlxd_worker.front.generation import Part, generate
 from mlxd_worker.front.prompting import check_length
+from mlxd_worker.front.scoring import score
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
 from mlxd_worker.text.tokenizer import Tokenizer
@@ -53,13 +57,18 @@ class InferenceServicer:
         with self._metrics.request(self._worker.model_name) as record:
             spec = await run_paced(generate_from_pb, request, is_checked=is_checked())
             self._worker.check_incarnation(spec.worker_incarnation)
+            if spec.choices > 1:
+                raise FieldNotServed("n above 1 by a worker, without a controller,")
             loaded = self._worker.admit(spec.model)
             left_s = context.time_remaining()
             async with aclosing(generate(self._worker, spec, loaded, left_s=left_s)) as parts:
                 async for part in parts:
                     record.note(part.event)
-                    message = part_to_pb(part, load_s=spec.load_s)
-                    message.logprobs.extend(logprobs_to_pb(part.event, loaded.tokenizer))
+                    message = part_to_pb(part, load_s=spec.load_s, choice=spec.choice)
+                    tokenizer = loaded.tokenizer
+                    message.logprobs.extend(logprobs_to_pb(part.event.logprobs, tokenizer))
+                    if part.prompt is not None:
+                        message.prompt.CopyFrom(echo_to_pb(part.prompt, tokenizer))
                     yield message
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
@@ -110,6 +119,20 @@ class InferenceServicer:
             model_digest=loaded.job.digest,
         )
 
+    async def Score(
+        self, request: inference_pb2.ScoreRequest, context: Context
+    ) -> inference_pb2.ScoreResponse:
+        """Return how likely the model finds continuations."""
+        spec = await run_paced(score_from_pb, request, is_checked=is_checked())
+        self._worker.check_incarnation(spec.worker_incarnation)
+        loaded = self._worker.admit(spec.model)
+        done = await score(self._worker, spec, loaded, left_s=context.time_remaining())
+        return inference_pb2.ScoreResponse(
+            scores=[write(each, inference_pb2.Score) for each in done.scores],
+            prompt_tokens=done.prompt_tokens,
+            model_digest=loaded.job.digest,
+        )
+
 
 def text_to_bytes(text: str, *, digest: str) -> bytes:
     """Return a DetokenizeResponse as it goes on the wire."""
@@ -142,10 +165,11 @@ def ids_of(numbers: Sequence[int], *, vocab_size: int) -> array[int]:
     return ids
 
 
-def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
-    """Return one message of a stream; `load_s` goes into its usage."""
+def part_to_pb(part: Part, *, load_s: float, choice: int) -> inference_pb2.GenerateResponse:
+    """Return one message of a choice; `load_s` goes into its usage, the prompt into the first's."""
     event = part.event
     message = inference_pb2.GenerateResponse(
+        choice=choice,
         offset=event.offset,
         text=event.text,
         token_ids=event.ids,
@@ -156,7 +180,10 @@ def part_to_pb(part: Part, *, load_s: float) -> inference_pb2.GenerateResponse:
         message.seed = part.seed
     if isinstance(event, Finished):
         message.finish.CopyFrom(finish_to_pb(event))
-        message.usage.CopyFrom(usage_to_pb(event.usage, load_s=load_s))
+        usage = (
+            event.usage if not choice else replace(event.usage, prompt_tokens=0, cached_tokens=0)
+        )
+        message.usage.CopyFrom(usage_to_pb(usage, load_s=load_s))
     return message
 
 
@@ -171,11 +198,20 @@ def piece_to_pb(piece: PartPiece) -> inference_pb2.OutputPart:
     return inference_pb2.OutputPart(index=piece.index, text=piece.text)
 
 
+def echo_to_pb(prompt: PromptEcho, tokenizer: Tokenizer) -> inference_pb2.PromptEcho:
+    """Return a prompt as it is told back."""
+    return inference_pb2.PromptEcho(
+        text=prompt.text,
+        token_ids=prompt.ids,
+        logprobs=logprobs_to_pb(prompt.logprobs, tokenizer),
+    )
+
+
 def logprobs_to_pb(
-    event: Tokens | Finished, tokenizer: Tokenizer
+    positions: Iterable[PositionLogprobs], tokenizer: Tokenizer
 ) -> Iterator[inference_pb2.PositionLogprobs]:
-    """Yield the log-probabilities of an event, one for each id where there are any."""
-    for position in event.logprobs:
+    """Yield log-probabilities, one for each position."""
+    for position in positions:
         yield inference_pb2.PositionLogprobs(
             chosen=_logprob_to_pb(position.chosen, tokenizer),
             top=[_logprob_to_pb(token, tokenizer) for token in position.top],

@@ -22,7 +22,7 @@ import bisect
 import itertools
 import re
 import secrets
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Final
 
 from tokenizers import AddedToken
@@ -72,6 +72,11 @@ class ControlTokens:
         self._ends = {text[n:].lower() for text in self._ids for n in range(1, len(text))}
         self._longest = max(map(len, self._ids), default=0)
         self._twin, self._back = self._twin_of(raw, {t.content: t for t in added.values()})
+
+    @property
+    def ids(self) -> Mapping[str, int]:
+        """The control tokens: the id of each spelling."""
+        return self._ids
 
     def ids_of(self, spellings: Iterable[str]) -> dict[int, str]:
         """Return the ids, with their spellings, of those that are control tokens."""

@@ -17,7 +17,7 @@ import mlx.core as mx
 import psutil
 
 from mlxd_models.families.common.family import Footprint
-from mlxd_models.files.chat_template import read_template
+from mlxd_models.files.chat_template import ChatTemplate, read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.described import facts_of, life_of
@@ -37,7 +37,7 @@ from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.prefix.prefix import PrefixCache, PrefixCounts
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
-from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.constraints.compiler import NO_CONTROLS, Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
@@ -49,6 +49,7 @@ from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
+from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.facts import Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
 
@@ -115,12 +116,12 @@ def make_resident(
     compiled = CompiledModel(model, caches) if compiles else None
     passes: Passes = compiled or model
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
-    chars_max = tokenizer.chars_max(plan.context_length)
+    chat = _read_chats(template, tokenizer, plan)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
-        constraints=Constraints(tokenizer, model.vocab_size),
-        chat=None if template is None else ChatFormat(template, tokenizer, chars_max=chars_max),
+        constraints=_make_constraints(tokenizer, model, chat),
+        chat=chat,
         vocab_size=model.vocab_size,
         context_length=plan.context_length,
         context_length_max=model.context_max,
@@ -140,6 +141,21 @@ def make_resident(
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
     return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
+
+
+def _read_chats(
+    template: ChatTemplate | None, tokenizer: Tokenizer, plan: Plan
+) -> ChatFormat | None:
+    """Return how conversations are read; None where the model has no template for them."""
+    if template is None:
+        return None
+    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(plan.context_length))
+
+
+def _make_constraints(tokenizer: Tokenizer, model: Model, chat: ChatFormat | None) -> Constraints:
+    """Return what compiles the model's formats, and its calls where it chats."""
+    controls = NO_CONTROLS if chat is None else chat.control.ids
+    return Constraints(tokenizer, model.vocab_size, controls)
 
 
 def _new_caches(model: Model, plan: Plan) -> RowCaches:
@@ -182,7 +198,7 @@ def _engine_maker(
     def decoder(request: Submit) -> TextDecoder:
         return facts.tokenizer.detokenizer(
             skip_special=request.skip_special_tokens,
-            anchored=request.constraint is not None,
+            anchored=request.anchored,
             shown=request.shown,
         )
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import typer
 
 from mlxd import Stream
-from mlxd.messages import Delta, Finished
+from mlxd.answers import Delta, Finished
 from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show

@@ -18,7 +18,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 
 from mlxd import Client
-from mlxd.messages import Delta, Finished
+from mlxd.answers import Delta, Finished
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.generate import MaxTokens, Stats, conclude
 from mlxd_controller.cli.grouping import ask_server

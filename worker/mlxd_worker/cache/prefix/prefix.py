@@ -113,23 +113,25 @@ class PrefixCache:
         """The bytes that snapshots own, those of running rows included."""
         return self._trie.nbytes + self._captured_nbytes()
 
-    def count_known(self, prompt: Sequence[int]) -> int:
+    def count_known(self, prompt: Sequence[int], *, most: int | None = None) -> int:
         """Return how many of a prompt's tokens `begin` would put back now; nothing changes."""
         if not self.enabled:
             return 0
-        match = self._trie.match(key_of(prompt), limit=len(prompt) - 1)
+        limit = len(prompt) - 1 if most is None else most
+        match = self._trie.match(key_of(prompt), limit=limit)
         return self._target(match).offset
 
-    def begin(self, row: RowId, prompt: Sequence[int]) -> Lookup:
+    def begin(self, row: RowId, prompt: Sequence[int], *, most: int | None = None) -> Lookup:
         """Bring a row that has just joined as far into its prompt as former ones allow.
 
-        The row then stands at `Lookup.cached`, which is below the prompt's length.
+        The row then stands at `Lookup.cached`, which is below the prompt's length, and at most at
+        `most`.
         """
         total = len(prompt)
         if not self.enabled:
             return Lookup(total, cached=0, matched=0, reason=CacheReason.NONE)
         key = key_of(prompt)
-        match = self._trie.match(key, limit=total - 1)
+        match = self._trie.match(key, limit=total - 1 if most is None else most)
         target = self._target(match)
         cached = target.offset
         if cached:

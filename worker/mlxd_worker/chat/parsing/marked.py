@@ -35,8 +35,15 @@ class MarkedParser:
     """One answer. `think` None: no reasoning; `calls` None: no calls."""
 
     def __init__(
-        self, think: Think | None, calls: CallSyntax | None, tools: Tools, begin: Begin
+        self,
+        think: Think | None,
+        calls: CallSyntax | None,
+        tools: Tools,
+        begin: Begin,
+        *,
+        held: bool = False,
     ) -> None:
+        """Begin. held: whether JSON in calls is sound: a mark in a string is a part of that."""
         self._think = think
         self._calls = calls if tools.offered else None
         self._tools = tools
@@ -47,6 +54,7 @@ class MarkedParser:
         """Blanks read and not told: before what is held, or before the call at hand."""
         self._body: list[str] = []
         """What is read of the call at hand."""
+        self._quotes = _Quotes() if held and calls is not None and calls.json else None
         self._fresh = begin.reasoning
         """Whether blanks at this place are dropped: behind a mark."""
         self._at = _At.TEXT
@@ -123,15 +131,23 @@ class MarkedParser:
         end = self._held.find(mark, self._place)
         if end < 0:
             sure = len(self._held) - overlap(self._held, mark)
-            self._body.append(self._held[self._place : sure])
-            self._place = max(sure, self._place)
+            self._read_body(max(sure, self._place))
             return False
-        self._body.append(self._held[self._place : end])
+        self._read_body(end)
+        if self._quotes is not None and self._quotes.are_open:
+            self._read_body(end + 1)
+            return True
         self._place = end + len(mark)
         self._end_call(self._calls.close or "", pieces, whole=True)
         if self._calls.close is not None:
             self._at = _At.TEXT
         return True
+
+    def _read_body(self, end: int) -> None:
+        piece, self._place = self._held[self._place : end], end
+        self._body.append(piece)
+        if self._quotes is not None:
+            self._quotes.push(piece)
 
     def _end_call(self, close: str, pieces: list[Piece], *, whole: bool) -> None:
         assert self._calls is not None
@@ -172,3 +188,21 @@ class MarkedParser:
         self._blanks.append(body[len(text) :])
         self._place = end + len(mark) if met else end
         return met
+
+
+class _Quotes:
+    """Whether a text of JSON, as far as it is read, stands within a string."""
+
+    def __init__(self) -> None:
+        self.are_open = False
+        self._is_escaped = False
+
+    def push(self, text: str) -> None:
+        """Take the next text."""
+        for char in text:
+            if self._is_escaped:
+                self._is_escaped = False
+            elif char == '"':
+                self.are_open = not self.are_open
+            else:
+                self._is_escaped = self.are_open and char == "\\"

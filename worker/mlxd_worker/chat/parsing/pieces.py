@@ -122,6 +122,8 @@ class CallSyntax:
     open: str
     close: str | None
     decode: Callable[[str, Tools], list[Called]]
+    json: bool = False
+    """Whether what is quoted in a body is a string of JSON."""
     last: str | None = ""
     """What ends a body that is whole though the answer ends before `close`; None: nothing does."""
 

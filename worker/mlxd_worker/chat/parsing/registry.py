@@ -70,18 +70,25 @@ class OutputFormat:
         think = () if self.think is None else (self.think.open, self.think.close)
         return (*own, *self.family.marks, *think)
 
-    def parser(self, tools: Tools, *, prompt: str, continued: str | None = None) -> Parser:
+    def parser(
+        self, tools: Tools, *, prompt: str, continued: str | None = None, held: bool = False
+    ) -> Parser:
         """Return what reads one answer.
+
+        prompt, continued: as `begin` takes them. held: whether its calls are drawn under a grammar,
+        so that their JSON is sound.
+        """
+        begin = self.begin(prompt, continued)
+        if self.family.make is not None:
+            return self.family.make(tools, begin)
+        return MarkedParser(self.think, self.family.syntax, tools, begin, held=held)
+
+    def begin(self, prompt: str, continued: str | None = None) -> Begin:
+        """Return where an answer begins.
 
         prompt: the end of the rendered conversation, which may have opened the reasoning.
         continued: the content that the answer continues; None for a new message.
         """
-        begin = self._begin(prompt, continued)
-        if self.family.make is not None:
-            return self.family.make(tools, begin)
-        return MarkedParser(self.think, self.family.syntax, tools, begin)
-
-    def _begin(self, prompt: str, continued: str | None) -> Begin:
         think = self.think
         if continued is not None:
             inside = think is not None and continued.rfind(think.open) > continued.rfind(

@@ -32,7 +32,7 @@ def _decode_hermes(body: str, _: Tools) -> list[Called]:
     return [call_of(json.loads(body))]
 
 
-HERMES: Final = CallSyntax("<tool_call>", "</tool_call>", _decode_hermes)
+HERMES: Final = CallSyntax("<tool_call>", "</tool_call>", _decode_hermes, json=True)
 
 _CODER_END: Final = "</function>"
 _CODER_FUNCTION: Final = re.compile(r"\s*<function=([^>\s]+)>")
@@ -90,7 +90,7 @@ def _decode_mistral(body: str, _: Tools) -> list[Called]:
     return [make_call(match[1], json_object(match[2]))]
 
 
-MISTRAL: Final = CallSyntax("[TOOL_CALLS]", None, _decode_mistral)
+MISTRAL: Final = CallSyntax("[TOOL_CALLS]", None, _decode_mistral, json=True)
 MISTRAL_MARKS: Final = ("[ARGS]", "[CALL_ID]")
 
 KIMI_MARKS: Final = (

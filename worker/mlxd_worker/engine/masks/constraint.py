@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field as filled
 from functools import cache
+from typing import Final, Protocol
 from weakref import WeakSet
 
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
@@ -49,6 +50,16 @@ class Turns:
 
 
 @dataclass(frozen=True, slots=True)
+class NamedTokens:
+    """What the library (1.9.1) allows besides, where a token that is named by its id may follow."""
+
+    end_ids: tuple[int, ...]
+    """The ids that end a text, complete or not."""
+    marker_ids: tuple[int, ...]
+    """Those whose first byte is 0xFF, with which it spells such a token; no text has that byte."""
+
+
+@dataclass(frozen=True, slots=True)
 class Constraint:
     """A compiled constraint for one vocabulary. Rows start from copies, and take turns."""
 
@@ -57,6 +68,8 @@ class Constraint:
     """What any output may begin with, packed as `AllowedTokens` says; all masks are as long."""
     field: str = "response_format"
     """What it is called on the wire."""
+    named: NamedTokens | None = None
+    """What the library allows too much where the grammar names tokens by their ids; else None."""
     mask_s: float = config.CONSTRAINT_MASK_S
     """So long a row waits for one mask, by the clock."""
     stream_s: float = config.CONSTRAINT_STREAM_S
@@ -66,6 +79,21 @@ class Constraint:
     def start(self) -> Matcher:
         """Return a matcher at the beginning of the output."""
         return Matcher(self, self.prototype.deep_copy())
+
+    def trim(self, mask: bytes, native: LLMatcher) -> bytes:
+        """Return a mask of the library's in the vocabulary's length, without ends too early."""
+        return trim(mask, native, self.named, nbytes=len(self.first_mask))
+
+
+def trim(mask: bytes, native: LLMatcher, named: NamedTokens | None, *, nbytes: int) -> bytes:
+    """Return the first bytes of a mask, without what the library allows too much."""
+    if named is None or native.is_error():
+        return mask[:nbytes]
+    too_early = () if native.is_accepting() else named.end_ids
+    kept = bytearray(mask[:nbytes])
+    for token_id in (*named.marker_ids, *too_early):
+        kept[token_id >> 3] &= ~(1 << (token_id & 7)) & 0xFF
+    return bytes(kept)
 
 
 class Matcher:
@@ -84,6 +112,10 @@ class Matcher:
         """What they have taken of a processor's time."""
         self._recent_s = 0.0
         self._mask: bytes | None = constraint.first_mask
+
+    is_awake: Final = True
+    """Whether a mask is in force."""
+    may_wake: Final = False
 
     @property
     def is_over(self) -> bool:
@@ -114,7 +146,7 @@ class Matcher:
                 mask = self.native.compute_bitmask()
                 self._check()
                 self.note(time.thread_time() - begun_s)
-            self._mask = mask[: len(self.constraint.first_mask)]
+            self._mask = self.constraint.trim(mask, self.native)
             if self.spent_s > self.constraint.stream_s:
                 raise self.too_slow(f"{self.constraint.stream_s:g} s of a processor's time in all")
         return self._mask
@@ -174,6 +206,45 @@ class Matcher:
         raise ConstraintFault(reason(message))
 
 
+class Follower(Protocol):
+    """What follows a row's output. Real: `Matcher`, and `CallMatcher`, which sleeps between calls.
+
+    One owner at a time: the engine thread, or who advances it.
+    """
+
+    @property
+    def constraint(self) -> Constraint:
+        """What the output must match."""
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether a mask is in force."""
+
+    @property
+    def may_wake(self) -> bool:
+        """Whether the next token may put one in force together with those before it."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the output is complete and no token can follow."""
+
+    @property
+    def is_slow(self) -> bool:
+        """Whether its masks take longer than other rows would wait for."""
+
+    def mask(self) -> bytes:
+        """Return the tokens allowed next; raises as `Matcher.mask`."""
+
+    def try_accept(self, token_id: int) -> bool:
+        """Go on with a token; False if a mask in force does not allow it; raises as `mask`."""
+
+    def leave(self) -> None:
+        """Release all waiters: its row cannot continue."""
+
+    def too_slow(self, limit: str) -> InvalidRequest:
+        """Return the error about masks that take more than a limit of ours."""
+
+
 @dataclass(slots=True, eq=False)
 class Advance:
     """A matcher's way to a row's next mask, over the tokens that come before it; made once.
@@ -183,7 +254,7 @@ class Advance:
     (`arrived`): a stream that ends with them needs none, and has nothing to do with its error.
     """
 
-    matcher: Matcher
+    matcher: Follower
     tokens: tuple[int, ...]
     draws: bool = True
     """Whether another token may be drawn behind them; if not, no mask is made there."""

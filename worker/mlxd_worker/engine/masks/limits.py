@@ -14,6 +14,10 @@ HEADER: Final = '%llguidance {"no_forcing": true}\n'
 JSON_START: Final = "start: %json "
 """How the library's notation of a JSON schema begins, after the header."""
 
+CALLS_START: Final = "// calls of tools\n"
+"""How our own grammars of calls begin, after the header: what is not JSON in them is read in one
+way."""
+
 JSON_ITEMS_MAX: Final = 2_000
 """Of the parser at one place: four for each member that an object may have or not."""
 
@@ -24,7 +28,7 @@ third power."""
 
 def limits_of(source: str) -> LLParserLimits:
     """Return what the library may spend on a constraint in its notation."""
-    is_json = source.startswith(HEADER + JSON_START)
+    is_json = source.startswith((HEADER + JSON_START, HEADER + CALLS_START))
     return LLParserLimits(
         max_items_in_row=JSON_ITEMS_MAX if is_json else GRAMMAR_ITEMS_MAX,
         initial_lexer_fuel=2_000_000,

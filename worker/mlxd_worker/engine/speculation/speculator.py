@@ -181,7 +181,9 @@ class Speculator:
     def _depth(self, row: Row) -> int:
         """Return how many tokens the row may guess."""
         request = row.request
-        if request.top_logprobs is not None or request.constraint is not None or row.forcing:
+        held = row.matcher is not None and row.is_held
+        forcing = bool(request.forced) and row.forcing
+        if held or forcing or request.top_logprobs is not None:
             return 0
         depth = request.speculation_depth
         return min(self._depth_default if depth is None else depth, row.left - 1, WIDTHS[-1] - 1)

@@ -6,8 +6,10 @@ Invariants:
   (decision 0019): on a CPU the next one is only prepared meanwhile, as a graph, and dispatched as
   soon as the last one's tokens are read; they are told while it runs (decision 0041). Nowhere does
   it hold more bytes than the tokens under way.
-- A row is never ahead of anything that the host must decide first: a constraint, penalties,
-  log-probabilities, guesses, a second look at a nucleus, a larger class. A row that draws its last
+- A row is never ahead of anything that the host must decide first: a constraint in force,
+  penalties, log-probabilities, guesses, a second look at a nucleus, a larger class. Where a
+  constraint that was asleep has woken meanwhile, the pass stands, and the token is drawn anew from
+  its logits, which are kept for such rows. A row that draws its last
   token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
   first: what is under way refers to them. A row that is moved then takes along what is ahead.
 - What a row has written ahead lies beyond its offset until it is taken up, so a row that ends
@@ -28,7 +30,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.columns import KeptColumns
-from mlxd_worker.engine.sampling.drawing import Drawn
+from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
 from mlxd_worker.engine.sampling.sampler import needs_second_look, sample
 from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
 from mlxd_worker.engine.stepping.forward import decode, make_ready
@@ -52,6 +54,8 @@ class _UnderWay:
     index_of: dict[RowId, int]
     offsets: dict[RowId, int]
     """Of each row before the step."""
+    logits: mx.array | None
+    """What the tokens are drawn from; None where no row can need it again."""
 
 
 class Ahead:
@@ -100,7 +104,8 @@ class Ahead:
         """Return what is drawn for each row, in the rows' order; they have reserved the token."""
         step, self._under_way = self._under_way, None
         known = [row for row in rows if step is not None and _matches(step, row)]
-        if step is None or len(known) < len(rows):
+        held = [row for row in known if row.matcher is not None and row.is_held]
+        if step is None or len(known) < len(rows) or held:
             return self._draw_some(rows, step, known, ahead=ahead)
         for row in rows:
             self._take_up(row)
@@ -122,16 +127,26 @@ class Ahead:
             for row, token_id in zip(known, _read(_tokens_of(step, known)), strict=True):
                 self._take_up(row)
                 drawn_for[row.id] = Drawn(token_id)
+            drawn_for |= self._draw_anew(step, [row for row in known if row.is_held])
         elif step is not None:
             mx.eval(step.tokens)
         fresh = [row for row in rows if row.id not in drawn_for]
-        decoded = decode(self._model, self._caches, fresh)
+        decoded = decode(self._model, self._caches, fresh) if fresh else []
         drawn_for |= {row.id: one for row, one in zip(fresh, decoded, strict=True)}
         drawn = [drawn_for[row.id] for row in rows]
         if ahead and all(one.token_id >= 0 for one in drawn):
             tokens = mx.array([one.token_id for one in drawn], dtype=mx.int32)
             self._dispatch(self._make_up(rows, tokens))
         return drawn
+
+    def _draw_anew(self, step: _UnderWay, rows: Sequence[Row]) -> dict[RowId, Drawn]:
+        """Return what is drawn for rows under a mask that was not there when the step was made."""
+        if not rows:
+            return {}
+        assert step.logits is not None, "kept for rows that may be masked"
+        logits = step.logits[mx.array([step.index_of[row.id] for row in rows], dtype=mx.int32)]
+        drawn = draw_all(logits, [row.draw() for row in rows], [None for _ in rows], along=[])
+        return {row.id: one for row, one in zip(rows, drawn, strict=True)}
 
     def _take_up(self, row: Row) -> None:
         self._caches.contents.appending(row.id, row.offset, row.offset + 1)
@@ -153,7 +168,9 @@ class Ahead:
         for row in going:
             # It stands there once the step is taken up.
             self._caches.contents.cut_back(row.id, row.offset)
-        return _UnderWay(drawn, {row.id: index for index, row in enumerate(going)}, offsets)
+        index_of = {row.id: index for index, row in enumerate(going)}
+        followed = [row for row in going if row.matcher is not None]
+        return _UnderWay(drawn, index_of, offsets, logits if followed else None)
 
     def _may_go_on(self, rows: Sequence[Row]) -> bool:
         """Tell whether all rows can go on before their tokens are known; they stand after these."""

@@ -24,7 +24,11 @@ def prefill(model: Passes, caches: RowCaches, row: Row, tokens: Sequence[int]) -
     caches.reserve(row.id, tokens=row.offset + len(tokens))
     hidden = model.forward(Batch.prefill(tokens, row.offset, row.id), caches)
     along = [] if row.pool is None else [row.pool.take_states(hidden)]
+    if row.scores is not None:
+        along.append(hidden)
     mx.eval(caches.state(), along)
+    if row.scores is not None:
+        row.scores.take_states(hidden, row.offset, model.logits)
     row.offset += len(tokens)
 
 

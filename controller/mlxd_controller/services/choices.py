@@ -1,0 +1,73 @@
+"""Several completions of one prompt: a request for each, and their streams as one.
+
+Invariants:
+- Each choice is a stream of its own: it has its lease, moves to other workers and ends by itself.
+- The whole fails with the first choice that fails; whatever it has come to, none is left behind.
+- The worker evaluates what the choices begin with once: the others wait for the first one's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from mlxd.v1 import inference_pb2
+
+_SEEDS = 1 << 64
+
+
+def split(
+    request: inference_pb2.GenerateRequest, choices: int
+) -> list[inference_pb2.GenerateRequest]:
+    """Return a request for each choice; the first one keeps the request's id and seed."""
+    split_up = []
+    for choice in range(choices):
+        own = inference_pb2.GenerateRequest()
+        own.CopyFrom(request)
+        own.ClearField("n")
+        if choice:
+            own.choice = choice
+            own.request_id = f"{request.request_id}.{choice}"
+            if request.sampling.HasField("seed"):
+                own.sampling.seed = (request.sampling.seed + choice) % _SEEDS
+        split_up.append(own)
+    return split_up
+
+
+async def merge(streams: Sequence[AsyncGenerator[bytes, None]]) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of all streams as they come; each stream's in order.
+
+    Raises:
+        Exception: what the first stream raises that fails.
+    """
+    arrived: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(len(streams))
+    tasks = [asyncio.create_task(_pass_on(stream, arrived)) for stream in streams]
+    try:
+        left = len(tasks)
+        while left:
+            match await arrived.get():
+                case None:
+                    left -= 1
+                case bytes(frame):
+                    yield frame
+                case BaseException() as error:
+                    raise error
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _pass_on(
+    stream: AsyncGenerator[bytes, None], arrived: asyncio.Queue[bytes | BaseException | None]
+) -> None:
+    """Put a stream's messages into a queue, then None, or what it failed with."""
+    try:
+        async with aclosing(stream):
+            async for frame in stream:
+                await arrived.put(frame)
+    except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
+        await arrived.put(error)
+    else:
+        await arrived.put(None)
