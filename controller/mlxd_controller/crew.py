@@ -156,7 +156,13 @@ class AttachedProbe:
             limits=self._limits,
             held_bytes=memory.resident_nbytes,
         )
-        return replace(device, node=machine.node, lost=memory.lost, models_max=machine.places)
+        return replace(
+            device,
+            node=machine.node,
+            lost=memory.lost,
+            models_max=machine.places,
+            workers=tuple(station.name for station in machine.stations),
+        )
 
 
 async def take_held(crew: Crew, store: ModelStore) -> tuple[Survivor, ...]:

@@ -253,8 +253,8 @@ MUTANTS = (
     Mutant(
         "who could live on a lost machine alone waits for it",
         "homes.py",
-        "    if not closest.lost:\n",
-        "    if not closest.lost or closest.node:\n",
+        "if error is None and closest.lost:",
+        "if error is None and closest.lost and not closest.node:",
     ),
     Mutant(
         "who could live on a lost machine alone is too large",
@@ -267,12 +267,6 @@ MUTANTS = (
         "ends.py",
         "            if demand.stands:\n",
         "            if demand.wanted:\n",
-    ),
-    Mutant(
-        "the load that an operator wants is forgotten with the machine",
-        "ends.py",
-        "Demand(demand.waiters, demand.wanted)",
-        "Demand(demand.waiters)",
     ),
     Mutant(
         "what drains on a lost machine drains on",
@@ -291,12 +285,6 @@ MUTANTS = (
         "room.py",
         "        free_places[home] -= 1\n",
         "",
-    ),
-    Mutant(
-        "a place may be had on another device",
-        "victims.py",
-        "places=int(here)",
-        "places=1",
     ),
     Mutant(
         "earlier ones in the queue claim no place",

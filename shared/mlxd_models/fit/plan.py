@@ -48,6 +48,8 @@ class Device:
     """Whether its machine cannot be reached: nothing lives there, and its figures are the last."""
     models_max: int | None = None
     """How many models can live there, whatever they take; None: as many as fit."""
+    workers: tuple[str, ...] = ()
+    """Names of the workers that somebody else starts there; (): the controller starts its own."""
 
     @property
     def on_cpu(self) -> bool:

@@ -134,7 +134,7 @@ class NoRoom(MlxdError):
 
     `queue_position` is the model's place in the queue for memory, 1 for the next; 0: in none. The
     fields from `weights_bytes` on are the terms of its need. `lost` names the devices on which
-    alone it could live, where their machines cannot be reached.
+    alone it could live, where their machines cannot be reached, with their attached workers.
     """
 
     model: str

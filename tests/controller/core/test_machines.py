@@ -235,6 +235,18 @@ def test_who_has_no_machine_left_is_told_when_to_come_back() -> None:
     assert isinstance(start, a.StartLoad)
 
 
+def test_the_workers_that_have_gone_are_named() -> None:
+    """Where somebody else starts them: who reads it knows what has to be there again."""
+    first, second = machines(1, 1)
+    talk = Conversation(replace(first, workers=("w0", "w1")), second)
+    see(talk, "n0", "n1")
+    ticket, _ = talk.arrive("m")
+    error = talk.refusal(ticket)
+    assert isinstance(error, NoRoom)
+    assert error.lost == "n0/cpu (w0, w1), n1/cpu"
+    assert str(error).endswith("and what could hold it is lost: n0/cpu (w0, w1), n1/cpu")
+
+
 def test_too_large_is_only_what_the_lost_could_not_hold_either() -> None:
     """A model for the lost machine alone comes back later; one for none is too large."""
     talk = Conversation(*machines(1, 2))

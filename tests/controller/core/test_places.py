@@ -59,6 +59,20 @@ def test_a_place_is_made_on_the_device_that_lacks_it() -> None:
     assert (talk.phase("o"), homes(talk, "o")) == (phases.Loading, ["n1/cpu"])
 
 
+def test_no_place_is_had_on_another_device() -> None:
+    """Who was used longest ago leaves a slot, but lives elsewhere: the one in the place goes."""
+    talk = Conversation(*machines((9, 1), (2, 1)), max_loaded=2)
+    talk.make_idle("m")
+    talk.make_idle("n")
+    talk.wait(1)
+    talk.make_idle("m")
+    assert homes(talk, "m", "n") == ["n0/cpu", "n1/cpu"]
+
+    _, wanted = talk.arrive("large", mib=500)
+
+    assert wanted == (a.StopWorker(talk.worker("m"), "m", StopReason.ROOM),)
+
+
 def test_a_place_that_comes_is_one_models_own() -> None:
     """Who waits for it has nobody else go; the next in line needs another one."""
     talk = Conversation(*machines((9, 2)))

@@ -58,6 +58,7 @@ async def test_each_machine_is_a_device_with_a_place_for_each_worker() -> None:
             ("b/cpu", "b", 1),
             ("a-id-twin/cpu", "a-id-twin", 1),
         ]
+        assert [d.workers for d in devices] == [("w0", "w1"), ("w2",), ("w3",)]
         assert [(d.total_bytes, d.usable_bytes) for d in devices] == [
             (10_000, 5_200),
             (20_000, 20_000),

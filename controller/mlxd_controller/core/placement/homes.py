@@ -76,24 +76,33 @@ def plans_for(
     """
     plans = plans_of(model.facts, spec, devices, known=model.measured)
     closest = next(device for device in devices if device.name == plans[0].device)
-    return too_large(model, plans[0], closest) or _out_of_reach(model, plans, closest) or plans
+    error = too_large(model, plans[0], closest)
+    if error is None and closest.lost:
+        homes = {plan.device for plan in plans}
+        return _out_of_reach(model, plans[0], [one for one in devices if one.name in homes])
+    return error or plans
 
 
-def _out_of_reach(model: Model, plans: tuple[Plan, ...], closest: Device) -> NoRoom | None:
-    """Return what to tell those who want a model that only lost devices could hold."""
-    if not closest.lost:
-        return None
-    plan = plans[0].within(0)
+def _out_of_reach(model: Model, plan: Plan, lost: list[Device]) -> NoRoom:
+    """Return what to tell those who want a model that only these lost devices could hold."""
+    plan = plan.within(0)
     return NoRoom(
         model.name,
         plan.need_bytes,
         0,
         config.NO_ROOM_RETRY_AFTER_S,
         0,
-        closest.reserve_bytes,
+        lost[0].reserve_bytes,
         *plan.term_bytes,
-        lost=", ".join(plan.device for plan in plans),
+        lost=", ".join(map(_name, lost)),
     )
+
+
+def _name(device: Device) -> str:
+    """Return the name of a device, with those of the workers that would have to be there again."""
+    if not device.workers:
+        return device.name
+    return f"{device.name} ({', '.join(device.workers)})"
 
 
 def plans_of(
