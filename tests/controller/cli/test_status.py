@@ -20,7 +20,7 @@ def test_who_has_one_machine_reads_of_no_other() -> None:
 
     assert [name for name, _ in lines] == ["controller", "host memory", "cpu"]
     assert lines[1][1] == "4.0 GiB of 8.0 GiB available, 1.0 GiB in mlxd"
-    assert lines[2][1] == "cpu, 0 B promised of 6.0 GiB, 0 B held"
+    assert lines[2][1] == "cpu, 5.0 GiB promised of 6.0 GiB, 0 B held"
 
 
 def test_a_machine_may_be_called_as_another_line_is() -> None:
