@@ -75,12 +75,13 @@ def describe(status: Status) -> list[tuple[str, str]]:
     if status.now is not None and status.start_time is not None:
         up_s = (status.now - status.start_time).total_seconds()
     running = f"mlxd {status.version}, pid {status.pid}, up {format_duration(up_s)}"
-    lines = [(status.role.value, running), ("host memory", _memory(host))]
-    for machine in status.machines:  # people name them: one may be called as another line is
-        if machine.machine_id != host.machine_id:
-            lines.append((machine.machine or "machine", _memory(machine)))
-    lines += [(device.name, _device(device)) for device in status.devices]
-    return lines
+    others = [machine for machine in status.machines if machine.machine_id != host.machine_id]
+    return [  # no mapping: people name machines, and one may be called as another line is
+        (status.role.value, running),
+        ("host memory", _memory(host)),
+        *((machine.machine or "machine", _memory(machine)) for machine in others),
+        *((device.name, _device(device)) for device in status.devices),
+    ]
 
 
 def _device(device: DeviceStatus) -> str:
