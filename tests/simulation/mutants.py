@@ -287,12 +287,6 @@ MUTANTS = (
         "",
     ),
     Mutant(
-        "earlier ones in the queue claim no place",
-        "placing.py",
-        "claimed_places[home.device.name] += 1",
-        'claimed_places[""] += 1',
-    ),
-    Mutant(
         "workers that come back stay though there is no place",
         "adopting.py",
         "len(here) >= device.models_max",
