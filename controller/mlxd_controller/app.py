@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager, contextmanager
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
-from mlxd_controller.crew import crew_of, list_held
+from mlxd_controller.crew import crew_of, take_held
 from mlxd_controller.gateway import Gateway
 from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
@@ -95,7 +95,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | No
     models = settings.models or ((DEMO_NAME, demo_model()),)
     store = library_of(models, settings.stores, launches=not settings.workers)
     async with crew_of(settings, clock, store) as crew:
-        held_models = await list_held(crew, store)
+        held = await take_held(crew, store)
         state = State(
             devices=crew.ports.probe.read([recovered.process.pid for recovered in crew.survivors]),
             keep_alive_s=settings.keep_alive_s,
@@ -107,22 +107,24 @@ async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | No
             stall_timeout_s=settings.load_stall_timeout_s,
             silent_max_s=settings.silent_max_s,
         )
-        runtime.adopt(enrol(crew.survivors, state, clock))
+        survivors = (*crew.survivors, *held)
+        runtime.adopt(enrol(survivors, state, clock, local=crew.ports.local_workers))
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())
-            for ref, spec in held_models:  # before a request can have them loaded in another way
-                tasks.create_task(_preload(runtime, ref, spec))
-            async with _listening(
-                settings, runtime, store, clock, tasks=tasks, running=running, security=security
-            ) as served:
-                for ref in preloaded:
-                    tasks.create_task(_preload(runtime, ref, LoadSpec()))
-                try:
-                    yield served
-                finally:
-                    if crew.attached is not None:
-                        crew.attached.leave()
+            try:
+                async with _listening(
+                    settings, runtime, store, clock, tasks=tasks, running=running, security=security
+                ) as served:
+                    for ref in preloaded:
+                        tasks.create_task(_preload(runtime, ref))
+                    try:
+                        yield served
+                    finally:
+                        crew.leave()
+            except BaseException:  # a start that failed takes nothing from others' workers
+                crew.leave()
+                raise
 
 
 @asynccontextmanager
@@ -204,9 +206,9 @@ async def _metrics(
         yield
 
 
-async def _preload(runtime: Runtime, ref: ModelRef, spec: LoadSpec) -> None:
+async def _preload(runtime: Runtime, ref: ModelRef) -> None:
     try:
-        async with runtime.loading(ref, spec) as answer:
+        async with runtime.loading(ref, LoadSpec()) as answer:
             await answer
     except MlxdError as error:
         _log.error("preload failed", model=ref.name, reason=error.describe())

@@ -1,7 +1,7 @@
 """Where workers come from: started here, left by a controller before this one, or attached to.
 
-Attached workers are taken to share one machine's memory, which is not necessarily this one's: what
-they say of it is what the scheduler counts with.
+Attached workers run on machines that are not necessarily this one: what they say of each one's
+memory is what the scheduler counts with.
 """
 
 from __future__ import annotations
@@ -13,19 +13,20 @@ from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
-from mlxd_controller.launcher.attached import AttachedLauncher, Station
+from mlxd_controller.launcher.attached import AttachedLauncher
+from mlxd_controller.launcher.attached_machines import AttachedMachine, AttachedMachines
 from mlxd_controller.launcher.run_dir import open_run_dir
 from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
 from mlxd_controller.memory.device import HostProbe, make_device, make_probe, oom_kills, usable_gpus
 from mlxd_controller.memory.nvidia import Gpu
-from mlxd_controller.runtime.ports import Clock, ModelRef, ModelStore, Ports, Survivor
+from mlxd_controller.runtime.ports import Clock, Holding, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_models.fit.plan import Device
-from mlxd_shared.domain.devices import DeviceKind, kind_of
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
-from mlxd_shared.domain.figures import WorkerState
+from mlxd_shared.domain.figures import HostMemory, WorkerFigures, WorkerState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.backends import check_own_worker
 from mlxd_shared.ops.logs import get_logger
@@ -45,6 +46,11 @@ class Crew:
     attached: AttachedLauncher | None = None
     survivors: tuple[Survivor, ...] = ()
     """Workers of a former controller that follow this one, for the runtime to adopt."""
+
+    def leave(self) -> None:
+        """Leave their models to workers that others started, from now on."""
+        if self.attached is not None:
+            self.attached.leave()
 
 
 @asynccontextmanager
@@ -89,7 +95,7 @@ def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tupl
     """Return the GPUs as they were before any worker ran, those included that still run."""
     held: Counter[str] = Counter()
     for survivor in survivors:
-        held[survivor.figures.device] += survivor.figures.memory.mlx_nbytes
+        held[survivor.device] += survivor.figures.memory.mlx_nbytes
     return tuple(replace(gpu, free_bytes=gpu.free_bytes + held[gpu.name]) for gpu in gpus)
 
 
@@ -100,13 +106,12 @@ async def _attach(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
         security=settings.worker_security,
         wait_s=settings.load_stall_timeout_s,
     )
-    slots = len(settings.workers)
-    probe = AttachedProbe(settings.limits, launcher.stations)
+    probe = AttachedProbe(settings.limits, launcher.machines)
     ports = Ports(launcher, launcher.connect, probe, clock, local_workers=False)
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(launcher.run())
         try:
-            yield Crew(ports, min(settings.max_loaded or slots, slots), launcher)
+            yield Crew(ports, settings.max_loaded, launcher)
         finally:
             watching.cancel()
 
@@ -114,62 +119,89 @@ async def _attach(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
 class AttachedProbe:
     """Implements ports.DeviceProbe from what attached workers said last."""
 
-    def __init__(self, limits: Limits, stations: Sequence[Station]) -> None:
-        """Read from `stations`; until one of them has spoken, this machine stands for theirs."""
+    def __init__(self, limits: Limits, machines: AttachedMachines) -> None:
+        """Read `machines`; until one is known, this one stands for it, with room for one model."""
         self._limits = limits
-        self._stations = stations
+        self._machines = machines
         self._own = HostProbe(limits, kind=DeviceKind.CPU)
+        self._stand_in: tuple[Device, ...] = ()
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
-        """Return the one device; what the workers hold counts as usable."""
-        reports = [station.last for station in self._stations if station.last is not None]
-        if not reports:
-            return self._own.read(own_pids)
-        kind = kind_of(reports[0].workers[0].backend)
-        resident = sum(
-            s.figures.memory.resident_nbytes for s in self._stations if s.figures is not None
+        """Return a device for each machine; what the workers hold counts as usable.
+
+        It has a place for each worker that is there. Where this machine stood for one that turns
+        out to be called otherwise, what waits for that is told so: it is lost.
+        """
+        machines = self._machines.look()
+        if not machines:
+            own = self._own.read(own_pids)
+            self._stand_in = tuple(replace(device, models_max=1) for device in own)
+            return self._stand_in
+        devices = {machine.device: self._device_of(machine) for machine in machines}
+        gone = [device for device in self._stand_in if device.name not in devices]
+        self._stand_in = ()
+        return (*devices.values(), *(replace(device, lost=True) for device in gone))
+
+    def machines(self) -> tuple[HostMemory, ...]:
+        """Return their memory; see the port."""
+        return tuple(machine.memory for machine in self._machines.look())
+
+    def _device_of(self, machine: AttachedMachine) -> Device:
+        memory = machine.memory
+        device = make_device(
+            machine.device,
+            machine.kind,
+            total_bytes=memory.total_nbytes,
+            unheld_bytes=memory.available_nbytes + memory.resident_nbytes,
+            limits=self._limits,
+            held_bytes=memory.resident_nbytes,
         )
-        return (
-            make_device(
-                kind.first_name,
-                kind,
-                total_bytes=min(status.host_total_nbytes for status in reports),
-                unheld_bytes=min(s.host_available_nbytes for s in reports) + resident,
-                limits=self._limits,
-                held_bytes=resident,
-            ),
+        return replace(
+            device,
+            node=machine.node,
+            lost=memory.lost,
+            models_max=machine.places,
+            workers=tuple(station.name for station in machine.stations),
         )
 
 
-async def list_held(crew: Crew, store: ModelStore) -> list[tuple[ModelRef, LoadSpec]]:
-    """Return the models that attached workers hold ready, and how they are loaded.
+async def take_held(crew: Crew, store: ModelStore) -> tuple[Survivor, ...]:
+    """Take the attached workers that hold a model ready, for the runtime to adopt; one a model.
 
     A model that is not configured here stays where it is until its worker is needed.
     """
-    if crew.attached is None:
-        return []
-    ready = [
-        figures
-        for figures in await crew.attached.wait_for_figures(wait_s=FIRST_WORD_S)
-        if figures.state is WorkerState.READY
-    ]
-    if ready:
+    launcher = crew.attached
+    if launcher is None:
+        return ()
+    said = await launcher.wait_for_figures(wait_s=FIRST_WORD_S)
+    if any(figures.state is WorkerState.READY for figures in said):
         await store.list_models()  # reads every folder, so that digests are known
-    models = []
-    for figures in ready:
+    held: dict[str, Survivor] = {}
+    for device, station in launcher.machines.list_stations():
+        figures = station.figures
+        if figures is None or figures.state is not WorkerState.READY:
+            continue
         ref = store.find_known(figures.model_digest)
         if ref is None:
             _log.info("a worker holds a model that is not configured", model=figures.model_name)
-            continue
-        if not figures.form_is_known:
+        elif not figures.form_is_known:
             _log.warning("a worker's model lives in an unknown form", model=figures.model_name)
-            continue
-        spec = LoadSpec(
-            context_length=figures.context_length,
-            rows_max=figures.rows_max,
-            weights=figures.weights,
-            kv_format=figures.kv_format,
-            prefix_cache_nbytes=figures.prefix_cache_nbytes,
-        )
-        models.append((ref, spec))
-    return models
+        elif ref.digest not in held:
+            process = station.take()
+            link = launcher.connect(
+                address=process.address, incarnation=process.incarnation, digest=ref.digest
+            )
+            holding = Holding(ref.digest, ref.name, str(ref.path), spec_of(figures), load_s=0.0)
+            held[ref.digest] = Survivor(process, link, figures, holding, ref, device)
+    return tuple(held.values())
+
+
+def spec_of(figures: WorkerFigures) -> LoadSpec:
+    """Return the options of a load that would find the model of a ready worker as it is."""
+    return LoadSpec(
+        context_length=figures.context_length,
+        rows_max=figures.rows_max,
+        weights=figures.weights,
+        kv_format=figures.kv_format,
+        prefix_cache_nbytes=figures.prefix_cache_nbytes,
+    )

@@ -28,7 +28,6 @@ if TYPE_CHECKING:
         FitReport,
         FitTerm,
         Histogram,
-        HostMemory,
         LoadProgress,
         LoadUpdate,
         MetricFamily,
@@ -82,7 +81,7 @@ if TYPE_CHECKING:
         WorkerTimedOut,
         WrongWorker,
     )
-    from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
+    from mlxd_shared.domain.figures import HostMemory, MathLibrary, MemoryAccount
     from mlxd_shared.domain.formats import FormatKind, ResponseFormat
     from mlxd_shared.domain.requests import (
         FinishReason,

@@ -10,7 +10,7 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxd_shared.domain.figures import MathLibrary, MemoryAccount
+from mlxd_shared.domain.figures import HostMemory, MathLibrary, MemoryAccount
 from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Weights
 
 
@@ -137,20 +137,12 @@ class ProcessRole(enum.Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class HostMemory:
-    """Memory of the machine; `resident_nbytes` is the part of mlxd."""
-
-    total_nbytes: int
-    available_nbytes: int
-    resident_nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
 class DeviceStatus:
     """One device's memory: what mlxd may use of it, what models are promised, what they hold.
 
     `usable_nbytes` is what of the budget other programs leave now. While `pressed` no load begins
-    there. `id` is the driver's own of a GPU.
+    there; nor where its `machine` is `lost`, of which these are the last figures. `id` is the
+    driver's own of a GPU. `models_max` can live there, whatever they take; None: as many as fit.
     """
 
     name: str
@@ -163,6 +155,9 @@ class DeviceStatus:
     pressed: bool
     id: str
     product: str
+    machine: str
+    lost: bool
+    models_max: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,3 +262,4 @@ class Status:
     devices: tuple[DeviceStatus, ...]
     workers: tuple[WorkerStatus, ...]
     metrics: tuple[MetricFamily, ...]
+    machines: tuple[HostMemory, ...]

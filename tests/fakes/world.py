@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from mlxd_models.fit.plan import Device
+from mlxd_shared.domain.figures import HostMemory
 
 UNIX_OFFSET_S = 1_000_000.0
 
@@ -33,6 +34,8 @@ class FakeProbe:
         self.pids: tuple[int, ...] = ()
         self.error: OSError | None = None
         """What the system says in place of figures."""
+        self.elsewhere: tuple[HostMemory, ...] = ()
+        """The machines, where workers run on others."""
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
         """Return the test's devices; remember whose memory was asked for."""
@@ -40,3 +43,7 @@ class FakeProbe:
         if self.error is not None:
             raise self.error
         return (self.device, *self.others)
+
+    def machines(self) -> tuple[HostMemory, ...]:
+        """Return the test's machines."""
+        return self.elsewhere

@@ -12,7 +12,7 @@ import math
 from dataclasses import dataclass, field
 from itertools import combinations
 
-from mlxd_models.fit.plan import Device
+from mlxd_models.fit.plan import Choice, Device
 from mlxd_shared import config
 
 HARD_MARK = 0.05
@@ -35,6 +35,7 @@ class Process:
     digest: str
     need_bytes: int
     device: str
+    choice: Choice
     began_at_s: float = 0.0
     stage: Stage = Stage.LOADING
     ready_at_s: float = 0.0
@@ -70,14 +71,15 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Left:
-    """What the device with most room and the machine would have left: bytes, and slots."""
+    """What each device would have left, bytes and places, and all of them together: slots."""
 
-    free_bytes: int
+    rooms: tuple[tuple[int, float], ...]
     slots: float
 
     def can_make_room(self, nbytes: int, count: int) -> bool:
         """Return whether so many models of so many bytes in all would fit, on one device."""
-        return nbytes <= self.free_bytes and count <= self.slots
+        fits = any(nbytes <= free and count <= places for free, places in self.rooms)
+        return fits and count <= self.slots
 
 
 @dataclass(slots=True)
@@ -130,14 +132,25 @@ class Books:
     pressed: set[str] = field(default_factory=set)
     """Where the hard mark was passed, and the soft one not since."""
     worth: Worth = field(default_factory=Worth)
+    lost_workers: set[int] = field(default_factory=set)
+    """Those whose machine was lost, as the core has heard."""
 
     def on(self, device: str) -> list[Process]:
         """Return the processes that live on a device."""
         return [process for process in self.processes.values() if process.device == device]
 
+    @property
+    def present(self) -> dict[str, Device]:
+        """The devices that are not lost."""
+        return {name: device for name, device in self.devices.items() if not device.lost}
+
     def can_hold(self, digest: str) -> bool:
-        """Return whether any device could hold a model, were it alone."""
+        """Return whether any device could hold a model, were it alone, lost or not."""
         return any(self.needs[digest] <= device.budget_bytes for device in self.devices.values())
+
+    def can_reach(self, digest: str) -> bool:
+        """Return whether any device that is not lost could hold a model, were it alone."""
+        return any(self.needs[digest] <= device.budget_bytes for device in self.present.values())
 
     def is_closed(self, digest: str) -> bool:
         """Return whether a device that could hold a model is above its marks."""
@@ -225,16 +238,14 @@ class Books:
         but with `closed_too`.
         """
         staying = [p for p in self.processes.values() if not self.may_leave(p, now_s)]
-        free = {
-            name: device.usable_bytes
-            for name, device in self.devices.items()
-            if closed_too or name not in self.pressed
-        }
-        for process in staying:
-            if process.device in free:
-                free[process.device] -= process.need_bytes
+        rooms = []
+        for name, device in self.present.items():
+            if closed_too or name not in self.pressed:
+                there = [process for process in staying if process.device == name]
+                taken_bytes = sum(process.need_bytes for process in there)
+                rooms.append((device.usable_bytes - taken_bytes, places_of(device) - len(there)))
         slots = math.inf if self.max_loaded is None else self.max_loaded - len(staying)
-        return Left(max(free.values(), default=0), slots)
+        return Left(tuple(rooms), slots)
 
     def may_leave(self, process: Process, now_s: float) -> bool:
         """Return whether a process is on its way out, or may be sent there."""
@@ -258,9 +269,15 @@ class Books:
         left = [process for process in self.processes.values() if process.number not in gone]
         if self.max_loaded is not None and len(left) >= self.max_loaded:
             return False
-        return any(
-            sum(p.need_bytes for p in left if p.device == name) + self.needs[digest]
-            <= device.usable_bytes
-            for name, device in self.devices.items()
-            if name not in self.pressed
-        )
+        for name, device in self.present.items():
+            there = [process for process in left if process.device == name]
+            need_bytes = sum(process.need_bytes for process in there) + self.needs[digest]
+            fits = need_bytes <= device.usable_bytes and len(there) < places_of(device)
+            if fits and name not in self.pressed:
+                return True
+        return False
+
+
+def places_of(device: Device) -> float:
+    """Return how many models a device can hold, whatever they take."""
+    return math.inf if device.models_max is None else device.models_max

@@ -6,67 +6,48 @@ tells: that the core's list of workers is the list of processes, and that queues
 
 from __future__ import annotations
 
-from collections import Counter
-
 from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
 from mlxd_controller.core.state import State
 from mlxd_shared import config
 from mlxd_shared.domain.errors import ModelTooLarge, NoRoom
-from tests.simulation.books import Books, Process, Request, Stage
-from tests.simulation.settings import LOAD_S_MAX, STALL_S, STOP_S_MAX
-
-READY_TO_ACT_S = 2 * (STALL_S + STOP_S_MAX)
-"""How long the next in line may wait, while room can be made, for victims and another's load."""
+from tests.simulation.books import Process, Request, Stage, places_of
+from tests.simulation.judge import Judge
 
 
-class Violation(AssertionError):
-    """Something that must always hold did not."""
-
-
-class Checks:
+class Checks(Judge):
     """Judges one history, decision by decision."""
-
-    def __init__(self, books: Books, seen: Counter[str]) -> None:
-        self.books = books
-        self.seen = seen
-        self._now_s = 0.0
-        self._stopped: list[a.StopWorker] = []
-        self._no_room: list[str] = []
-        self.backing_off: set[str] = set()
-        self._held: dict[str, float] = {}
-        """When somebody was first seen waiting for a model that is ready, of the last hold."""
-        self._could_start: dict[str, tuple[float, int]] = {}
-        """Since when the naive model has said that room can be made for a model in line."""
-
-    def hold(self, condition: bool, rule: str) -> None:
-        """Raise Violation unless `condition`."""
-        if not condition:
-            raise Violation(f"{rule} (at {self._now_s:.3f} s)")
 
     # --- the edge's own events -------------------------------------------------------------------
 
     def ready(self, process: Process) -> None:
         """Note that a load is complete."""
         process.stage = Stage.READY
-        process.ready_at_s = self._now_s
-        self.books.worth.load_s[process.digest] = self._now_s - process.began_at_s
+        process.ready_at_s = self.now_s
+        self.books.worth.load_s[process.digest] = self.now_s - process.began_at_s
         self.books.wanted.pop(process.digest, None)
 
     def adopt(self, process: Process) -> None:
         """Note that the core is about to hear of a ready worker of a former controller."""
         process.stage = Stage.READY
-        process.ready_at_s = self._now_s
+        process.ready_at_s = self.now_s
         self.books.processes[process.number] = process
 
     def check_adoption(self, process: Process) -> None:
         """Judge whether it stays: exactly where it fits beside those who do."""
-        staying = [p for p in self.books.processes.values() if p.stage is Stage.READY]
+        books = self.books
+        staying = [
+            p
+            for p in books.processes.values()
+            if p.stage is not Stage.STOPPING and p.digest not in books.draining
+        ]
         together = {p.number: p for p in [*staying, process]}.values()
-        total = sum(p.need_bytes for p in together if p.device == process.device)
-        within = self.books.max_loaded is None or len(together) <= self.books.max_loaded
-        fits = total <= self.books.devices[process.device].budget_bytes and within
+        here = [p for p in together if p.device == process.device]
+        device = books.devices[process.device]
+        within = books.max_loaded is None or len(together) <= books.max_loaded
+        within = within and len(here) <= places_of(device)
+        fits = sum(p.need_bytes for p in here) <= device.budget_bytes and within
         self.hold((process in staying) == fits, "who fits stays, and nobody else")
         self.seen["adopted" if fits else "surplus"] += 1
 
@@ -96,9 +77,9 @@ class Checks:
 
     def begin(self, now_s: float) -> None:
         """Begin to judge a decision."""
-        self._now_s = now_s
-        self._stopped = []
-        self._no_room = []
+        self.now_s = now_s
+        self.stopped = []
+        self.no_room = []
 
     def start(self, action: a.StartLoad) -> None:
         """Judge a load: within memory, one a model, one at a time on a GPU."""
@@ -106,23 +87,26 @@ class Checks:
         number, digest = action.worker, action.digest
         need, name = action.plan.need_bytes, action.plan.device
         self.hold(name in books.devices, "a model is placed on a device that there is")
+        self.hold(name in books.present, "no load begins on a lost machine")
         device, there = books.devices[name], books.on(name)
         self.hold(number not in books.processes, "a serial number is used once")
         self.hold(books.process_of(digest) is None, "one process a model")
         self.hold(need >= books.needs[digest], "a plan needs what the model needs")
         total = sum(process.need_bytes for process in there) + need
         self.hold(total <= device.usable_bytes, "never over what is usable")
+        self.hold(len(there) < places_of(device), "never more than a device has places for")
         if device.kind != "cpu":
             moving = [p for p in there if p.stage is not Stage.READY]
             self.hold(not moving, "a GPU takes one load at a time, none beside an end")
         self.hold(name not in books.pressed, "no load begins above the marks")
         self._count_placing(name)
-        books.processes[number] = Process(number, digest, need, name, self._now_s)
+        choice = action.plan.choice
+        books.processes[number] = Process(number, digest, need, name, choice, self.now_s)
         self.hold(books.held_bytes(name) <= device.budget_bytes, "never over budget")
         slots = books.max_loaded
         self.hold(slots is None or len(books.processes) <= slots, "never more than max_loaded")
         books.pin(digest)
-        self._could_start.pop(digest, None)
+        self.could_start.pop(digest, None)
 
     def _count_placing(self, device: str) -> None:
         books = self.books
@@ -141,13 +125,13 @@ class Checks:
         self.hold(process.stage is not Stage.STOPPING, "a worker is stopped once")
         self.hold(not self.books.leases.get(process.digest), "never a leased victim")
         if action.reason in (phases.StopReason.ROOM, phases.StopReason.PRESSURE):
-            self.hold(self.books.evictable(process, self._now_s), "a victim may be evicted")
+            self.hold(self.books.evictable(process, self.now_s), "a victim may be evicted")
             self.seen["eviction"] += 1
             if process.device != next(iter(self.books.devices)):
                 self.seen["evicted on another device"] += 1
         if action.reason is phases.StopReason.PRESSURE:
             self._evicted_under_pressure(process)
-        self._stopped.append(action)
+        self.stopped.append(action)
         if process.stage is Stage.LOADING:
             self.seen["stop while loading"] += 1
             self.books.wanted.pop(process.digest, None)
@@ -155,7 +139,7 @@ class Checks:
         self.books.draining.discard(process.digest)
 
     def _evicted_under_pressure(self, process: Process) -> None:
-        books, now_s = self.books, self._now_s
+        books, now_s = self.books, self.now_s
         self.seen["eviction under pressure"] += 1
         name = process.device
         self.hold(name in books.pressed, "nobody is evicted below the marks")
@@ -168,7 +152,7 @@ class Checks:
 
     def shrink(self, action: a.Shrink) -> Process:
         """Judge an order to shrink: above the marks, one at a time, the idle before the busy."""
-        books, now_s = self.books, self._now_s
+        books, now_s = self.books, self.now_s
         process = books.processes.get(action.worker)
         assert process is not None, "a worker shrinks that is gone"
         name = process.device
@@ -228,17 +212,24 @@ class Checks:
                     self.books.pins_to_come.pop(request.digest, None)
                 self.seen[f"refused: {type(error).__name__}"] += 1
                 if isinstance(error, NoRoom):
-                    fits = self.books.can_hold(request.digest)
-                    self.hold(fits, "what can never fit is not told to come back")
-                    self._no_room.append(request.digest)
-                    waited_s = self._now_s - request.since_s
-                    self.hold(
-                        waited_s >= config.ROOM_WAIT_MAX_S - 1e-6, "nobody is sent away too soon"
-                    )
+                    self.no_room.append(request.digest)
+                    self._sent_away(request, error)
                 if isinstance(error, ModelTooLarge):
                     fits = self.books.can_hold(request.digest)
                     self.hold(not fits, "what can fit is not refused as too large")
         return request
+
+    def _sent_away(self, request: Request, error: NoRoom) -> None:
+        """Hold that nobody is told to come back in vain, or before the time but for a loss."""
+        fits = self.books.can_hold(request.digest)
+        self.hold(fits, "what can never fit is not told to come back")
+        reachable = self.books.can_reach(request.digest)
+        self.hold(bool(error.lost) != reachable, "who is sent away is told of lost machines")
+        if not reachable:
+            self.seen["out of reach"] += 1
+            return
+        waited_s = self.now_s - request.since_s
+        self.hold(waited_s >= config.ROOM_WAIT_MAX_S - 1e-6, "nobody is sent away too soon")
 
     def _note_answer(self, ticket: str) -> Request:
         request = self.books.requests.get(ticket)
@@ -254,7 +245,7 @@ class Checks:
         """Judge what a decision left undone, and whom it sent away for whom."""
         books = self.books
         if isinstance(event, ev.LoadAsked) and event.ticket in books.waiting:
-            books.wanted.setdefault(event.digest, self._now_s)
+            books.wanted.setdefault(event.digest, self.now_s)
         for digest in tuple(books.wanted):  # given up with nobody left to be told
             if not phases.demand_of(state.models[digest].phase).wanted:
                 del books.wanted[digest]
@@ -262,25 +253,26 @@ class Checks:
                     books.pins_to_come.pop(digest, None)
         known = sum(1 for model in state.models.values() if model.worker is not None)
         self.hold(known == len(books.processes), "no worker leaks")
-        self._held_in_time()
+        self.check_holds()
         self._check_relief(state)
         if not books.waiting and not books.wanted:
-            self._could_start.clear()
+            self.could_start.clear()
             self._victims_serve([])
             return
         if not state.stopping:
             line = [d for d in books.list_queued() if books.can_hold(d)]
+            self.hold(all(map(books.can_reach, line)), "nobody waits for a lost machine")
             self._victims_serve(line)
             self.backing_off = {m.digest for m, q in state.queue() if q.backing_off} & {*line}
             self._victims_are_cheapest([d for d in line if d not in self.backing_off])
-            self._in_time([d for d in line if d not in self.backing_off])
-        self._no_wait_for_ever()
+            self.check_in_time([d for d in line if d not in self.backing_off])
+        self.check_bounds()
 
     def _victims_serve(self, line: list[str]) -> None:
-        victims = [action for action in self._stopped if action.reason is phases.StopReason.ROOM]
+        victims = [action for action in self.stopped if action.reason is phases.StopReason.ROOM]
         if not victims:
             return
-        now_s, books = self._now_s, self.books
+        now_s, books = self.now_s, self.books
         self.hold(bool(line), "nobody is evicted for nobody")
         left = books.count_left(now_s, closed_too=True)
         served = any(left.can_make_room(books.needs[digest], 1) for digest in line)
@@ -293,13 +285,13 @@ class Checks:
     def _victims_are_cheapest(self, line: list[str]) -> None:
         """Hold that one model's room is made where it costs least, on whatever device."""
         books = self.books
-        victims = {a.worker for a in self._stopped if a.reason is phases.StopReason.ROOM}
+        victims = {a.worker for a in self.stopped if a.reason is phases.StopReason.ROOM}
         others = [p for p in books.processes.values() if p.number not in victims]
         leaving = books.draining or any(p.stage is Stage.STOPPING for p in others)
         if not victims or len(line) != 1 or leaving:
             return
         offered = [books.processes[number] for number in victims]
-        offered += [p for p in others if books.evictable(p, self._now_s)]
+        offered += [p for p in others if books.evictable(p, self.now_s)]
         least = books.cheapest_eviction(line[0], offered)
         if least is None:
             return
@@ -308,69 +300,9 @@ class Checks:
         paid = sum(books.worth.of(books.processes[number].digest) for number in victims)
         self.hold(paid <= least * (1 + 1e-6) + 1e-9, "the cheapest eviction of all is chosen")
 
-    def _in_time(self, line: list[str]) -> None:
-        """Hold the wait of each model in line while room can be made beside all before it."""
-        left, needs, nbytes = self.books.count_left(self._now_s), self.books.needs, 0
-        for place, digest in enumerate(line):
-            nbytes += needs[digest]
-            if not left.can_make_room(nbytes, place + 1):
-                self._could_start.pop(digest, None)
-                self.seen["waits for models in use"] += 1
-                if not left.can_make_room(needs[digest], 1):
-                    self._in_vain(digest)
-                continue
-            # Those who were before it then have had their loads since, one after another.
-            since_s, before = self._could_start.setdefault(digest, (self._now_s, place))
-            waited_s = self._now_s - since_s
-            bound_s = (before + 1) * READY_TO_ACT_S
-            self.hold(waited_s <= bound_s, f"{digest} waits though room can be made")
-        for digest in self._no_room:
-            with_it = {*line, digest}
-            possible = left.can_make_room(sum(needs[other] for other in with_it), len(with_it))
-            self.hold(not possible, f"{digest} is refused though room can be made")
-        for digest in [d for d in self._could_start if d not in line]:
-            del self._could_start[digest]
-
-    def _in_vain(self, digest: str) -> None:
-        """Hold everybody's wait for a model that no eviction makes room for to its bound."""
-        if digest in self.backing_off or self.books.is_closed(digest):
-            return
-        waits = [r.since_s for r in self.books.waiting.values() if r.digest == digest]
-        waited_s = self._now_s - min(waits, default=self._now_s)
-        self.hold(waited_s <= config.ROOM_WAIT_MAX_S + 1e-6, "no vain wait beyond its bound")
-
-    def _no_wait_for_ever(self) -> None:
-        """Hold every wait, with or without room, to a bound that depends on the models alone."""
-        oldest = next(iter(self.books.waiting.values()), None)
-        if oldest is None:
-            return
-        bound_s = len(self.books.needs) * (STALL_S + LOAD_S_MAX + STOP_S_MAX)
-        self.hold(self._now_s - oldest.since_s <= bound_s, "no wait is without a bound")
-
-    def _held_in_time(self) -> None:
-        """Hold to its bounds how long a ready model takes nobody, for the sake of another."""
-        books = self.books
-        ready = {
-            process.digest
-            for process in books.processes.values()
-            if process.stage is Stage.READY and process.digest not in books.draining
-        }
-        held = ready & {request.digest for request in books.waiting.values() if request.lease}
-        if held:
-            self.seen["held for another"] += 1
-            self.hold(bool(books.list_queued()), "nobody is held for nobody")
-        for digest in held:
-            since_s = self._held.setdefault(digest, self._now_s)
-            # Seen held for the first time at `since_s`: it may have been for HOLD_MAX_S before.
-            in_time = self._now_s <= since_s + config.HOLD_MAX_S + 1e-6
-            if not in_time:
-                again_s = since_s + config.HOLD_PAUSE_S
-                self.hold(self._now_s >= again_s - 1e-6, "a ready model takes nobody for long")
-                self._held[digest] = self._now_s
-
     def _check_relief(self, state: State) -> None:
         """Hold that memory is given back above the marks, while anybody has any to give."""
-        books, now_s = self.books, self._now_s
+        books, now_s = self.books, self.now_s
         for name in () if state.stopping else sorted(books.pressed):
             if books.giving_back(name, now_s):
                 continue

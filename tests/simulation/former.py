@@ -46,13 +46,13 @@ def begin_with_former_workers(world: Begun) -> None:
     names = rng.sample(list(sizes), rng.randint(1, len(sizes)))
     for number, name in enumerate(names, start=1):
         facts = facts_of(sizes[name])
-        home = rng.choice(world.setting.devices)
+        home = rng.choice(tuple(world.books.devices.values()))
         choice = replace(plan_load(facts, LoadSpec(), home).choice, prefix_bytes=0)
         pinned = rng.choice((None, True))
         if pinned:
             world.books.pinned.add(name)
         need_bytes = reckon(facts, home, choice).need_bytes
-        process = Process(number, name, need_bytes, home.name)
+        process = Process(number, name, need_bytes, home.name, choice)
         world.checks.adopt(process)
         world.memory.grow(process)
         spec = LoadSpec(pinned=pinned)

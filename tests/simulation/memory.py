@@ -42,8 +42,10 @@ class Memory:
         self._setting = setting
         self._books = books
         self._seen = seen
-        self._taken = dict.fromkeys(books.devices, 0.0)
+        self._taken = dict.fromkeys((device.name for device in setting.devices), 0.0)
         self._resting = False
+        self.withheld: dict[str, int] = {}
+        """What workers hold of devices that are not this controller's yet."""
 
     def rest(self) -> None:
         """Have others give back what they took, and workers hold no more than they may."""
@@ -58,7 +60,7 @@ class Memory:
             process.known = process.stage is Stage.READY and process.alive
             if process.known:
                 arrays[process.number] = process.arrays_bytes
-        for name in self._books.devices:
+        for name in self._books.present:
             self._read(name)
         return ev.MemoryRead(tuple(self._books.devices.values()), arrays)
 
@@ -67,6 +69,7 @@ class Memory:
         self._taken[name] = self._others(self._taken[name])
         device = self._books.devices[name]
         usable_bytes = int(device.budget_bytes * (1 - self._taken[name]))
+        usable_bytes = max(0, usable_bytes - self.withheld.get(name, 0))
         held_bytes = sum(p.arrays_bytes for p in self._books.on(name) if p.known)
         told_bytes = held_bytes if device.kind == "cpu" else 0
         if (usable_bytes, told_bytes) != (device.usable_bytes, device.held_bytes):
@@ -85,6 +88,10 @@ class Memory:
             return self._rng.uniform(0, TAKEN_GREEDY_MAX)
         return 0.0 if self._rng.random() < GIVEN_BACK else taken
 
+    def size_of(self, name: str) -> int:
+        """Return the size of a model in MiB."""
+        return self._setting.sizes[name]
+
     def grow(self, process: Process) -> None:
         """Have a worker that serves hold more than before; at times more than was promised."""
         over = self._wrong() and not self._resting
@@ -102,7 +109,7 @@ class Memory:
         if self._books.devices[process.device].kind != "cpu":
             return Figures(weights=weights, peak=0)
         need_bytes = self._setting.need_of(process.digest)
-        budgets = [device.budget_bytes for device in self._books.devices.values()]
+        budgets = [device.budget_bytes for device in self._setting.devices]
         room_bytes = min(budget for budget in budgets if budget >= need_bytes) - need_bytes
         more_bytes = int(min(room_bytes, PROCESS_BYTES * self._rng.uniform(*PROCESS_PARTS)))
         self._books.takes(process, need_bytes + more_bytes)

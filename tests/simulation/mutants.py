@@ -64,14 +64,14 @@ MUTANTS = (
     Mutant(
         "what others hold counts as free",
         "room.py",
-        "{device.name: device.usable_bytes for",
-        "{device.name: device.budget_bytes for",
+        "0 if device.lost else device.usable_bytes for",
+        "0 if device.lost else device.budget_bytes for",
     ),
     Mutant(
         "room of another device is counted",
         "room.py",
-        "{device.name: device.usable_bytes for",
-        "{device.name: sum(one.usable_bytes for one in state.devices) for",
+        "0 if device.lost else device.usable_bytes for",
+        "sum(one.usable_bytes for one in state.devices) for",
     ),
     Mutant(
         "who lives elsewhere is counted on the first device",
@@ -145,7 +145,7 @@ MUTANTS = (
     ),
     Mutant(
         "who waits for a model that is leaving is forgotten",
-        "schedule.py",
+        "ends.py",
         "if unloading.demand.stands:",
         "if unloading.demand.wanted:",
     ),
@@ -223,7 +223,7 @@ MUTANTS = (
     Mutant(
         "workers of a former controller stay though they do not fit",
         "adopting.py",
-        "return state.reserved_on(device, staying) + need_bytes <= device.budget_bytes",
+        "return state.reserved_on(device, here) + need_bytes <= device.budget_bytes",
         "return need_bytes <= device.budget_bytes",
     ),
     Mutant(
@@ -231,6 +231,66 @@ MUTANTS = (
         "adopting.py",
         "turn.stop_worker(model, StopReason.SURPLUS)",
         "turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))",
+    ),
+    Mutant(
+        "models live on where their machine is lost",
+        "machines.py",
+        "for model in turn.models() if device.lost else ():",
+        "for model in turn.models() if device.lost and turn.state.stopping else ():",
+    ),
+    Mutant(
+        "a load is placed on a lost machine",
+        "homes.py",
+        "present = [pair for pair in good if not pair[1].lost]",
+        "present = good",
+    ),
+    Mutant(
+        "queued models keep the plans that they had",
+        "machines.py",
+        "        plan_anew(turn)\n",
+        "",
+    ),
+    Mutant(
+        "who could live on a lost machine alone waits for it",
+        "homes.py",
+        "if error is None and closest.lost:",
+        "if error is None and closest.lost and not closest.node:",
+    ),
+    Mutant(
+        "who could live on a lost machine alone is too large",
+        "homes.py",
+        "device) for device in devices]",
+        "device) for device in devices if not device.lost or all(d.lost for d in devices)]",
+    ),
+    Mutant(
+        "who waits for a load on a lost machine is forgotten",
+        "ends.py",
+        "            if demand.stands:\n",
+        "            if demand.wanted:\n",
+    ),
+    Mutant(
+        "what drains on a lost machine drains on",
+        "ends.py",
+        "        case Draining():\n            turn.end(model, UNLOADED)\n",
+        "",
+    ),
+    Mutant(
+        "what leaves a lost machine never has left",
+        "ends.py",
+        "        case Unloading() as unloading:\n            end_unload(turn, model, unloading)\n",
+        "",
+    ),
+    Mutant(
+        "the places of a device are not counted",
+        "room.py",
+        "        free_places[home] -= 1\n",
+        "",
+    ),
+    Mutant(
+        "workers that come back stay though there is no place",
+        "adopting.py",
+        "len(here) >= device.models_max",
+        "len(here) > device.models_max",
     ),
     Mutant(
         "a grace never ends",

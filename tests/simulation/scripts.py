@@ -14,6 +14,7 @@ the present answers in place of those that stand there; the change is read as a 
     shrunk MODEL                                                    it has answered to a shrink
     late ready|gone|died|shrunk WORKER                              news of a worker by its number
     memory ROOM ... [MODEL=MIB ...]        what is usable of each device, what workers say they hold
+    memory lost ROOM ... [MODEL=MIB ...]   likewise; the machine of this device is out of reach
     wait S | shutdown S
 """
 
@@ -123,7 +124,9 @@ class Script:
 
     def _memory(self, rooms: list[str], options: dict[str, str]) -> ev.Event:
         measured = tuple(
-            replace(known, usable_bytes=_device(room, known.kind, known.name).usable_bytes)
+            replace(known, lost=True)
+            if room == "lost"
+            else replace(_device(room, known.kind, known.name), budget_bytes=known.budget_bytes)
             for known, room in zip(self.state.devices, rooms, strict=True)
         )
         arrays = {self._worker(name): int(mib) * MIB for name, mib in options.items()}
@@ -157,7 +160,8 @@ class Script:
 
     def _make_adopted(self, name: str, options: dict[str, str]) -> ev.Event:
         model = facts(int(options.get("size", SIZE_MIB)))
-        home = self.state.device_named(options.get("on", ""))
+        home = self.state.device_named(options.get("on", self.state.devices[0].name))
+        assert home is not None
         choice = replace(plan_load(model, LoadSpec(), home).choice, prefix_bytes=0)
         spec = LoadSpec(pinned=options.get("pinned") == "yes")
         return ev.Adopted(

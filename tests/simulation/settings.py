@@ -35,6 +35,12 @@ def need_of(mib: int, kind: str) -> int:
     return plan_load(facts_of(mib), LoadSpec(), device(1 << 20, kind=kind)).least_bytes
 
 
+@cache
+def least_need_of(mib: int, kind: str) -> int:
+    """Return the same with as short a context as a load may come to."""
+    return plan_load(facts_of(mib), LoadSpec(), device(0, kind=kind)).least_bytes
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """One world before its first event."""
@@ -58,6 +64,12 @@ class Setting:
     def need_of(self, name: str) -> int:
         """Return what one of the models is reckoned to need."""
         return need_of(self.sizes[name], self.devices[0].kind)
+
+    def shortens(self, devices: tuple[Device, ...]) -> bool:
+        """Return whether one of the models would live on these, and with a short context alone."""
+        most, kind = max(device.budget_bytes for device in devices), devices[0].kind
+        sizes = self.sizes.values()
+        return any(least_need_of(mib, kind) <= most < need_of(mib, kind) for mib in sizes)
 
 
 def _shares(rng: Random, budget: int, *, largest: int, least: int) -> list[int]:

@@ -26,6 +26,7 @@ from mlxd_shared.domain.requests import LoadSpec
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.checks import Checks
 from tests.simulation.former import begin_with_former_workers
+from tests.simulation.machines import Machines
 from tests.simulation.memory import Memory
 from tests.simulation.settings import (
     EVENTS,
@@ -53,14 +54,15 @@ class World:
         self.seed = seed
         self.rng = Random(seed)
         self.setting = setting_of(self.rng)
+        self.machines = Machines(seed, self.setting)
+        devices = {device.name: device for device in self.machines.first}
         self.state = State(
-            devices=self.setting.devices,
+            devices=self.machines.first,
             max_loaded=self.setting.max_loaded,
             keep_alive_s=self.setting.keep_alive_s,
             age_min_s=self.setting.age_min_s,
         )
         needs = {name: self.setting.need_of(name) for name in self.setting.sizes}
-        devices = {device.name: device for device in self.setting.devices}
         self.books = Books(needs, devices, self.setting.max_loaded, self.setting.age_min_s)
         self.seen: Counter[str] = Counter()
         self.checks = Checks(self.books, self.seen)
@@ -83,6 +85,7 @@ class World:
     def run(self) -> Counter[str]:
         """Live through EVENTS events, come to rest, shut down; return which hard states came up."""
         begin_with_former_workers(self)
+        self.machines.begin(self)
         self.later(0.0, self._someone)
         if self.setting.greedy:
             self.later(POLL_S, self._poll)
@@ -133,6 +136,8 @@ class World:
         self.checks.check_decision(self.state, event, wanted)
 
     def _perform(self, action: a.Action) -> None:
+        to = getattr(action, "worker", None)
+        self.checks.hold(to not in self.books.lost_workers, "nothing is sent to a lost machine")
         match action:
             case a.StartLoad():
                 self.checks.start(action)
@@ -144,12 +149,12 @@ class World:
                 self._shrink(self.checks.shrink(action), action.target_bytes)
             case a.AbortStreams(tickets):
                 for request in self.checks.abort(tickets):
-                    self.later(self.rng.uniform(0, 0.2), partial(self._release, request))
+                    self.later(self.rng.uniform(0, 0.2), partial(self.release, request))
             case a.Grant(ticket, worker):
                 self._stream(self.checks.grant(ticket, worker))
             case a.Done(ticket) | a.Refuse(ticket):
                 request = self.checks.answer(action)
-                self.later(self.rng.choice((0.0, 0.1)), lambda: self._release(request))
+                self.later(self.rng.choice((0.0, 0.1)), lambda: self.release(request))
 
     def _poll(self) -> None:
         """Measure now and then, as the edge does; elsewhere that would tell nothing."""
@@ -239,9 +244,10 @@ class World:
             return
         if not request.answered:
             self.seen["cancel while queued"] += 1
-        self._release(request)
+        self.release(request)
 
-    def _release(self, request: Request) -> None:
+    def release(self, request: Request) -> None:
+        """Have a request be over, if it is not yet."""
         if request.released:
             return
         self.checks.release(request)
@@ -251,7 +257,7 @@ class World:
         if request.lease:
             self.memory.grow(self.books.processes[request.worker])
             self.later(
-                self.rng.expovariate(1 / self.setting.stream_s), lambda: self._release(request)
+                self.rng.expovariate(1 / self.setting.stream_s), lambda: self.release(request)
             )
 
     # --- workers ---------------------------------------------------------------------------------
@@ -363,7 +369,7 @@ class World:
         self.seen["death in use" if leased else "death while idle"] += 1
         self.checks.note_end(process)
         for request in self.checks.streams_of(process):
-            self.later(self.rng.uniform(0, 0.5), partial(self._release, request))
+            self.later(self.rng.uniform(0, 0.5), partial(self.release, request))
         self.send(event)
         if self._draw_fault():
             self.seen["duplicate event"] += 1
@@ -380,7 +386,8 @@ class World:
         self._end(process)
         event = ev.Unloaded(process.number)
         self._measure()
-        self.checks.note_end(process)
+        if process.number in self.books.processes:
+            self.checks.note_end(process)
         self.send(event)
         if self._draw_fault():
             self.seen["duplicate event"] += 1

@@ -195,6 +195,29 @@ async def test_two_workers_hold_two_models(models: Models) -> None:
 
 
 @pytest.mark.asyncio
+async def test_workers_of_two_machines_are_two_devices(models: Models) -> None:
+    """Each machine has its memory and its place; what was on one is loaded on the other."""
+    async with (
+        running_worker("--machine", "one", listen="tcp:127.0.0.1:0") as one,
+        running_worker("--machine", "two", listen="tcp:127.0.0.1:0") as two,
+        controller(models, one.address, two.address) as (_, client),
+    ):
+        before = await text_of(client, "a")
+        status = await client.status()
+        assert [(d.machine, d.models_max) for d in status.devices] == [("one", 1), ("two", 1)]
+        assert [machine.machine for machine in status.machines] == ["one", "two"]
+        assert min(machine.total_nbytes for machine in status.machines) > 0
+        holder, other = (one, two) if (await phase_of(one))[0] == "a" else (two, one)
+        assert (await phase_of(holder))[0] == "a"
+
+        os.kill(holder.pid, signal.SIGKILL)
+        await holder.wait_ended()
+        await until_state(client, "a", ModelState.FAILED)
+        assert await text_of(client, "a") == before
+        assert (await phase_of(other))[0] == "a"
+
+
+@pytest.mark.asyncio
 async def test_a_stream_that_loses_its_worker_is_told_so(models: Models, tmp_path: Path) -> None:
     """The client gets an error, and the next request is served by the next process."""
     models.a = write_tiny_model(tmp_path / "long", context_max=CONTEXT)

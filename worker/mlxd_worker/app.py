@@ -26,6 +26,7 @@ from mlxd_shared.domain.errors import MlxdError, ShuttingDown
 from mlxd_shared.domain.figures import WorkerState
 from mlxd_shared.ops.heap import keep_heap_trimmed
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.ops.machine import this_machine
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, announce, listen, stop
@@ -109,7 +110,8 @@ async def serve(
         proof = Proof.make()
         server = new_server(health, security, proof)
         address = _listen(server, options, security, stack)
-        identity = Identity(options.incarnation, address, backend, options.device)
+        machine = this_machine(options.machine)
+        identity = Identity(options.incarnation, address, backend, options.device, machine)
         worker = Worker(
             identity,
             engine,

@@ -1,10 +1,11 @@
-"""A worker of a former controller becomes the model's own, or is unloaded for want of room. Pure.
+"""A worker that ran before it was known here becomes the model's own, or is unloaded. Pure.
 
 Invariants:
 - Who stays fits, with all who stay, into its device's budget and into `max_loaded`; who comes
   first stays.
 - Who does not stay is UNLOADING until it is gone: its memory counts, and its model is not loaded
   again before.
+- One on a device that nobody knows is of no use; to one on a lost device nothing is said.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from mlxd_controller.core.phases import Cold, Loading, Ready, StopReason
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
 from mlxd_models.fit.plan import Device
+from mlxd_models.fit.planner import correct
 from mlxd_models.fit.terms import reckon
 
 
@@ -24,20 +26,26 @@ def adopt(turn: Turn, event: Adopted) -> None:
     """Take the worker in, as ready; stop it where there is no room for it."""
     state = turn.state
     turn.state = replace(state, next_worker=max(state.next_worker, event.worker + 1))
-    before = state.models.get(event.digest)
-    if before is not None and not isinstance(before.phase, Cold):
-        # Two workers of one model, or one that comes too late: nobody is to use it.
+    device = state.device_named(event.device)
+    if device is not None and device.lost:
+        return
+    keep_alive_s = event.spec.keep_alive_s
+    if keep_alive_s is None:
+        keep_alive_s = state.keep_alive_s
+    model = state.models.get(event.digest) or Model(
+        event.digest, event.name, event.path, event.facts, keep_alive_s
+    )
+    if device is None or not isinstance(model.phase, Cold):
+        # Nobody knows what it takes of which memory; or the model has another, or waits for one.
         turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))
         return
-    device = state.device_named(event.device)
-    plan = reckon(event.facts, device, event.choice)
-    given_s = event.spec.keep_alive_s
-    model = Model(
-        event.digest,
-        event.name,
-        event.path,
-        event.facts,
-        keep_alive_s=state.keep_alive_s if given_s is None else given_s,
+    plan = correct(reckon(event.facts, device, event.choice), model.measured)
+    model = replace(
+        model,
+        name=event.name,
+        path=event.path,
+        facts=event.facts,
+        keep_alive_s=keep_alive_s,
         phase=Ready(event.worker, plan, since_s=turn.now_s),
         spec=event.spec,
         pinned=bool(event.spec.pinned),
@@ -55,4 +63,7 @@ def _fits(state: State, device: Device, need_bytes: int) -> bool:
     staying = [m for m in state.models.values() if isinstance(m.phase, Loading | Ready)]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
-    return state.reserved_on(device, staying) + need_bytes <= device.budget_bytes
+    here = [model for model in staying if state.lives_on(model, device)]
+    if device.models_max is not None and len(here) >= device.models_max:
+        return False
+    return state.reserved_on(device, here) + need_bytes <= device.budget_bytes

@@ -62,7 +62,10 @@ class UnloadAsked:
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A worker of a former controller holds a model ready, and is this one's now.
+    """A worker holds a model ready, and is this controller's now.
+
+    A former controller started it, or its machine was lost and is back; there the edge itself ends,
+    before, what holds a model that is not cold.
 
     `choice` is how the model lives, `spec` what was fixed for it. Those of pinned and dear models
     come first: where there is no room for all, the later ones are unloaded.

@@ -28,7 +28,7 @@ class StopReason(enum.Enum):
     PRESSURE = "pressure"
     SHUTDOWN = "shutdown"
     SURPLUS = "surplus"
-    """A former controller started it, and there is no room for it."""
+    """It ran before it was known here, and there is no room for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +53,7 @@ class Queued:
     """It waits for memory."""
 
     plans: tuple[Plan, ...]
-    """How it would live on each device that can hold it."""
+    """How it would live on each device that can hold it, and is not lost."""
     place: int
     """Place in the queue: lower was earlier."""
     since_s: float

@@ -44,7 +44,7 @@ def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Repo
     match None if model is None else model.phase:
         case Queued(plans=plans):
             in_force = True
-        case Loading(plan=plan) | Ready(plan=plan):
+        case Loading(plan=plan) | Ready(plan=plan) if state.device_named(plan.device) is not None:
             in_force, plans = True, (plan,)
         case _:
             in_force = False
@@ -91,23 +91,32 @@ class _Look:
 
 def _look(state: State, model: Model | None, plan: Plan) -> _Look:
     device = state.device_named(plan.device)
+    assert device is not None, "planned for the devices there are"
     pressed = device.name in state.pressed
     room = room_of(state, device)
-    available, slots = room.free_bytes, room.free_slots
+    available, slots, places = room.free_bytes, room.free_slots, room.free_places
     if model is not None and isinstance(model.phase, Resident):
-        available += model.reserved_bytes if state.lives_on(model, device) else 0
         slots += 1
+        if state.lives_on(model, device):
+            available += model.reserved_bytes
+            places += 1
     ever = plan.need_bytes <= device.budget_bytes
-    now = plan.least_bytes <= available and slots > 0 and not pressed
+    now = plan.least_bytes <= available and min(slots, places) > 0 and not pressed
     victims: tuple[evict.Victim, ...] | None = None
     could_bytes: int | None = None
     if ever and not now:
-        short = Short(device, plan.least_bytes - available, 1 - slots)
+        short = Short(device, plan.least_bytes - available, 1 - slots, 1 - places)
         offered = candidates(state, math.inf)  # the young ones too, which will be old enough
         victims = choose(state, offered, short)
-        if victims is None and len(offered) >= short.slots:
+        if victims is None and _frees_enough(state, offered, short):
             could_bytes = available + state.reserved_on(device, offered)
     return _Look(plan, device, pressed, available, now, ever, victims, could_bytes)
+
+
+def _frees_enough(state: State, offered: list[Model], short: Short) -> bool:
+    """Return whether slots and places, if not bytes, are there once these have gone."""
+    here = sum(state.lives_on(model, short.device) for model in offered)
+    return len(offered) >= short.slots and here >= short.places
 
 
 def _suggestions(facts: ModelFacts, look: _Look) -> tuple[str, ...]:

@@ -16,7 +16,8 @@ from typing import TypeAlias, assert_never
 from mlxd_controller.core import phases
 from mlxd_controller.core.actions import Action, Done, Grant, Refuse
 from mlxd_controller.core.adopting import adopt
-from mlxd_controller.core.demand import Demand, Fixed, Waiter, Want
+from mlxd_controller.core.demand import Fixed, Waiter, Want
+from mlxd_controller.core.ends import end_unload, replace_dead
 from mlxd_controller.core.events import (
     Adopted,
     Arrived,
@@ -35,12 +36,13 @@ from mlxd_controller.core.events import (
     Unloaded,
     WorkerDied,
 )
+from mlxd_controller.core.machines import note_devices
 from mlxd_controller.core.options import conflict, fill_in
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.core.placement.holding import end_holds
 from mlxd_controller.core.placement.homes import plans_for
 from mlxd_controller.core.placement.placing import place_all
-from mlxd_controller.core.placement.pressure import note_memory, note_shrunk, relieve
+from mlxd_controller.core.placement.pressure import note_shrunk, relieve
 from mlxd_controller.core.placement.queueing import enqueue
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
@@ -50,7 +52,6 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     MlxdError,
     ModelDraining,
-    ModelTooLarge,
     ModelUnloaded,
     ShuttingDown,
 )
@@ -83,9 +84,8 @@ def _apply(turn: Turn, event: Event) -> None:
             _unload_asked(turn, event)
         case Adopted():
             adopt(turn, event)
-        case MemoryRead(devices, arrays):
-            turn.state = replace(turn.state, devices=devices, arrays=arrays)
-            note_memory(turn)
+        case MemoryRead():
+            note_devices(turn, event)
         case ShutDown(grace_s):
             _shut_down(turn, grace_s)
         case Tick():
@@ -194,7 +194,7 @@ def _unobtainable(turn: Turn, model: Model, spec: LoadSpec) -> MlxdError | None:
     if isinstance(model.phase, phases.Joinable):
         return conflict(model, spec)
     plans = plans_for(model, fill_in(spec, model.spec), turn.state.devices)
-    return plans if isinstance(plans, ModelTooLarge) else None
+    return plans if isinstance(plans, MlxdError) else None
 
 
 def _release(turn: Turn, event: Released) -> None:
@@ -296,11 +296,11 @@ def _handle_report(turn: Turn, event: Report) -> None:
         case LoadFailed(_, error), phases.Loading():
             turn.fail(turn.refuse_waiters(model, error), error)
         case WorkerDied(_, error), phases.Ready():
-            _replace_dead(turn, model, error)
+            replace_dead(turn, model, error)
         case WorkerDied(), phases.Draining():
             turn.end(model, phases.UNLOADED)
         case Unloaded(), phases.Unloading() as unloading:
-            _end_unload(turn, model, unloading)
+            end_unload(turn, model, unloading)
         case _:
             pass  # late news of a worker that is being stopped; Unloaded will come
 
@@ -310,17 +310,3 @@ def _learn(turn: Turn, model: Model, ready: phases.Ready, figures: Figures) -> N
     known = learn(model.measured, ready.plan.choice.way, figures)
     ready = replace(ready, plan=correct(ready.plan, known))
     turn.put(replace(model, measured=known, phase=ready))
-
-
-def _end_unload(turn: Turn, model: Model, unloading: phases.Unloading) -> None:
-    ended = turn.end(model, phases.UNLOADED)
-    if unloading.demand.stands:
-        enqueue(turn, ended, unloading.demand)
-
-
-def _replace_dead(turn: Turn, model: Model, error: MlxdError) -> None:
-    """Note the death of a worker; those who waited because it was held wait for its next one."""
-    waiters = model.waiters
-    model = turn.fail(model, error)
-    if waiters:
-        enqueue(turn, model, Demand(waiters))

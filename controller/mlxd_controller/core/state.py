@@ -145,17 +145,17 @@ class State:
     next_place: int = 1
     stopping: bool = False
 
-    def device_named(self, name: str) -> Device:
-        """Return a device; the first in the place of one that is gone, or has another name now."""
-        for device in self.devices:
-            if device.name == name:
-                return device
-        return self.devices[0]
+    def device_named(self, name: str) -> Device | None:
+        """Return a device, lost or not; None where there is none of this name."""
+        return next((device for device in self.devices if device.name == name), None)
 
     def home_of(self, model: Model) -> str:
-        """Return the name of the device on which a model lives, or is to; "" without a plan."""
+        """Return the name of the device on which a model lives, or is to; "" without a plan.
+
+        There need be no such device any more: then it counts on none.
+        """
         plan = model.plan
-        return "" if plan is None else self.device_named(plan.device).name
+        return "" if plan is None else plan.device
 
     def lives_on(self, model: Model, device: Device) -> bool:
         """Return whether a model lives on `device`, or is to."""
@@ -167,8 +167,11 @@ class State:
         return sum(model.reserved_bytes for model in of if self.lives_on(model, device))
 
     def held_on(self, device: Device) -> int:
-        """Return what all workers were measured to hold on a device, or say that they do."""
-        if device.held_bytes:
+        """Return what all workers were measured to hold on a device, or say that they do.
+
+        On a lost one nothing: whatever was measured last, its workers have ended.
+        """
+        if device.held_bytes and not device.lost:
             return device.held_bytes
         here = {m.worker for m in self.models.values() if self.lives_on(m, device)}
         return sum(nbytes for worker, nbytes in self.arrays.items() if worker in here)

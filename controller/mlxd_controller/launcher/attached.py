@@ -1,224 +1,31 @@
 """Workers that were started elsewhere: reached at an address, loaded and unloaded, never ended.
 
 Invariants:
-- What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that cannot be reached
-  for LOST_AFTER_S, or comes back as another process, has ended as far as its user here is
-  concerned. So has one that says nothing for SILENCE_S_MAX, nor to a new watch for LOST_AFTER_S.
-- A load waits long for workers that have never answered, because they may be starting too, and
-  GONE_WAIT_S where all of them have been there and have gone.
-- A worker serves one model at a time. Taking one and giving it back are single steps of the event
-  loop, so that no two loads take the same one.
-- Giving a worker back unloads its model, unless the controller is leaving: then the next one finds
-  the model there.
+- A load takes a worker on the machine where it was planned, and no other.
+- A load waits long while a worker has never answered, because that may be starting too, and
+  GONE_WAIT_S where all workers of its machine have been there and have gone.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from contextlib import aclosing
 
-from mlxd_controller.launcher.attached_link import UNLOAD_TIMEOUT_S, AttachedLink
-from mlxd_controller.launcher.process import END_UNKNOWN, EndingProcess
-from mlxd_controller.runtime.hearing import hear
-from mlxd_controller.runtime.ports import Holding
-from mlxd_controller.runtime.worker_link import GrpcLink
+from mlxd_controller.launcher.attached_link import AttachedLink
+from mlxd_controller.launcher.attached_machines import AttachedMachines
+from mlxd_controller.launcher.station import SILENCE_S_MAX, AttachedProcess, Station
 from mlxd_shared import config
-from mlxd_shared.domain.errors import MlxdError, WorkerTimedOut
-from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures, WorkerState
+from mlxd_shared.domain.errors import WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.domain.figures import WorkerFigures, WorkerState
 from mlxd_shared.domain.units import timeout_of
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.wire.proof import Proof
 
-WATCH_INTERVAL_S = 1.0
-SILENCE_S_MAX = 10.0
-"""A worker that says nothing for so long is as good as gone: it speaks every WATCH_INTERVAL_S."""
-LOST_AFTER_S = 2.0
 GONE_WAIT_S = 10.0
 """What a worker that has gone gets to come back, such as one that is started again."""
-RETRY_S = 0.2
 
 _log = get_logger("attached")
-
-
-class AttachedProcess(EndingProcess):
-    """Implements ports.WorkerProcess for as long as one model uses an attached worker.
-
-    `pid` is its process id where it runs, which may be another machine.
-    """
-
-    proof: Proof | None = None
-    """None: what an attached worker proves, it proves to whoever started it."""
-
-    def __init__(self, station: Station, worker: WorkerFigures) -> None:
-        """Take the station's worker, as it is now."""
-        super().__init__(worker.incarnation, asyncio.get_running_loop().create_future())
-        self.pid = worker.pid
-        self.address = station.address
-        self._station = station
-        self._lines: tuple[str, ...] = ()
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return how it was lost; its output is not ours to see."""
-        return self._lines
-
-    def remember(self, holding: Holding | None) -> None:
-        """Nothing: an attached worker says itself what it holds."""
-
-    def note_lost(self, reason: str) -> None:
-        """Note that the process has gone."""
-        self._lines = (f"worker {self._station.name} at {self.address}: {reason}",)
-        self._end(END_UNKNOWN)
-
-    async def _close(self) -> int:
-        if not self._ended.done():
-            await self._station.unload(self.incarnation)
-            self._end(0)
-        return self._ended.result()
-
-    def _end(self, code: int) -> None:
-        if not self._ended.done():
-            self._ended.set_result(code)
-            self._station.give_back(self)
-
-
-class Station:
-    """One attached worker: the connection, what it said last, and who uses it."""
-
-    def __init__(
-        self,
-        name: str,
-        address: str,
-        security: ChannelSecurity,
-        changed: asyncio.Event,
-        *,
-        silence_s_max: float = SILENCE_S_MAX,
-    ) -> None:
-        """Name the worker; nothing is dialled before `follow`. `changed` is pulsed at any news."""
-        self.name = name
-        self.address = address
-        self.status: ProcessStatus | None = None
-        self.last: ProcessStatus | None = None
-        """What the worker said last, also of a silent one."""
-        self.keeps_model = False
-        self.problem = "it has not answered yet"
-        self.process: AttachedProcess | None = None
-        self._changed = changed
-        self._silent_since_s = 0.0
-        self._heard_s = 0.0
-        self._silence_s_max = silence_s_max
-        self._security = security
-        self._link = self._link_to("")  # to whatever process listens there
-
-    @property
-    def figures(self) -> WorkerFigures | None:
-        """What the worker said of itself last; None while it is silent."""
-        return self.status.workers[0] if self.status is not None else None
-
-    @property
-    def is_gone(self) -> bool:
-        """Whether it is silent, and was not always."""
-        return self.status is None and self.last is not None
-
-    def take(self) -> AttachedProcess:
-        """Take the worker, which must be free and not silent."""
-        figures = self.figures
-        assert self.process is None
-        assert figures is not None
-        self.process = AttachedProcess(self, figures)
-        return self.process
-
-    def give_back(self, process: AttachedProcess) -> None:
-        """Make the worker free again."""
-        assert self.process is process
-        self.process = None
-        self._pulse()
-
-    async def unload(self, incarnation: str) -> None:
-        """Drop the model, whatever it is doing; leave it where the controller is leaving.
-
-        A worker that cannot be told keeps its model until the next load takes its place.
-        """
-        if self.keeps_model:
-            return
-        link = self._link_to(incarnation)
-        try:
-            await link.unload(timeout_s=UNLOAD_TIMEOUT_S)
-        except MlxdError as error:
-            _log.warning("not unloaded", worker=self.name, reason=error.describe())
-        finally:
-            await link.close()
-
-    async def follow(self) -> None:
-        """Watch the worker until cancelled."""
-        self._heard_s = asyncio.get_running_loop().time()
-        while True:
-            try:
-                await self._watch()
-                self._fall_silent("it is stopping")
-            except TimeoutError:
-                silent_s = asyncio.get_running_loop().time() - self._heard_s
-                self._fall_silent(f"it said nothing for {silent_s:.0f} s")
-            except MlxdError as error:
-                self._fall_silent(error.describe())
-            await asyncio.sleep(RETRY_S)
-
-    async def close(self) -> None:
-        """Close the connection; to its remaining users the worker is lost."""
-        if self.process is not None:
-            self.process.note_lost("the controller has let go of it")
-        await self._link.close()
-
-    async def _watch(self) -> None:
-        # Who has lost it waits for a word: one that lives answers a new watch at once.
-        is_missed = self.process is not None and self.status is None
-        limit_s = LOST_AFTER_S if is_missed else self._silence_s_max
-        async with aclosing(self._link.watch(interval_s=WATCH_INTERVAL_S)) as statuses:
-            while True:
-                status = await hear(anext(statuses, None), limit_s=limit_s)
-                if status is None:
-                    return
-                self._hear(status)
-                limit_s = self._silence_s_max
-
-    def _link_to(self, incarnation: str) -> GrpcLink:
-        return GrpcLink(
-            address=self.address, incarnation=incarnation, digest="", security=self._security
-        )
-
-    def _hear(self, status: ProcessStatus) -> None:
-        known = self.figures
-        if not status.workers:
-            return
-        self.status = self.last = status
-        self._heard_s = asyncio.get_running_loop().time()
-        figures = status.workers[0]
-        if self.process is not None and self.process.incarnation != figures.incarnation:
-            self.process.note_lost("it was started again")
-        if known is None or known.incarnation != figures.incarnation:
-            _log.info("worker found", worker=self.name, address=self.address,
-                      incarnation=figures.incarnation, model=figures.model_name)  # fmt: skip
-        self._pulse()
-
-    def _fall_silent(self, problem: str) -> None:
-        now_s = asyncio.get_running_loop().time()
-        was_heard = self.status is not None
-        if was_heard:
-            self._silent_since_s = now_s
-        # Once a kind: what gRPC says of a connection differs from one attempt to the next.
-        is_other = problem.partition(":")[0] != self.problem.partition(":")[0]
-        if was_heard or is_other:
-            _log.warning("worker is silent", worker=self.name, reason=problem)
-        self.status, self.problem = None, problem
-        if was_heard:
-            self._pulse()
-        if self.process is not None and now_s - self._silent_since_s >= LOST_AFTER_S:
-            self.process.note_lost(problem)
-
-    def _pulse(self) -> None:
-        self._changed.set()
-        self._changed.clear()
 
 
 class AttachedLauncher:
@@ -232,11 +39,14 @@ class AttachedLauncher:
         wait_s: float = config.LOAD_STALL_TIMEOUT_S,
         gone_wait_s: float = GONE_WAIT_S,
         silence_s_max: float = SILENCE_S_MAX,
+        restart_s: float = config.ROOM_WAIT_MAX_S,
     ) -> None:
         """Take (name, address) of each worker. A load waits `wait_s` for one that answers.
 
-        Where all have gone it waits `gone_wait_s` for one to come back. One that says nothing for
-        `silence_s_max` has gone.
+        gone_wait_s: what a load waits for one to come back where all of its machine have gone.
+        silence_s_max: one that says nothing for so long has gone, though its connection stands.
+        restart_s: what one that has gone may take to be there again before it is lost: as long as
+            anybody waits for room.
 
         Raises:
             InvalidRequest, BadCredentials: see secure_channel.
@@ -246,9 +56,17 @@ class AttachedLauncher:
         self._security = security
         self._changed = asyncio.Event()
         self.stations = tuple(
-            Station(name, address, security, self._changed, silence_s_max=silence_s_max)
+            Station(
+                name,
+                address,
+                security,
+                self._changed,
+                silence_s_max=silence_s_max,
+                restart_s=restart_s,
+            )
             for name, address in workers
         )
+        self.machines = AttachedMachines(self.stations)
 
     async def run(self) -> None:
         """Watch every worker until cancelled; then let go of all.
@@ -274,28 +92,41 @@ class AttachedLauncher:
         *,
         model: str,
         incarnation: str,  # noqa: ARG002 - the worker has its own
-        device: str = "",  # noqa: ARG002 - likewise
+        device: str = "",
     ) -> AttachedProcess:
-        """Take a free worker, if need be as soon as one answers; it keeps its own incarnation.
+        """Take a free worker of `device`'s machine, if need be as soon as one answers.
 
-        One that has `model` ready is taken first, then one that holds nothing.
+        It keeps its own incarnation. One that has `model` ready is taken first, then one that holds
+        nothing.
 
         Raises:
-            WorkerTimedOut: none was free and answered in time; it says why.
+            WorkerStartFailed: the machine is lost, or there is no such device any more.
+            WorkerTimedOut: none was free and answered in time.
+
+            Both say why of each worker.
         """
-        began_s = asyncio.get_running_loop().time()
+        now_s = asyncio.get_running_loop().time
+        began_s = now_s()
+        until_s: float | None = None
         try:
             async with asyncio.timeout(timeout_of(self._wait_s)):
-                while (station := self._free(model)) is None:
-                    all_gone = all(station.is_gone for station in self.stations)
-                    async with asyncio.timeout(self._gone_wait_s if all_gone else None):
+                while (station := self._free(model, device)) is None:
+                    if not self.machines.may_serve(device):
+                        raise WorkerStartFailed(model, self._reasons())
+                    if not self.machines.all_gone(device):
+                        until_s = None
+                    elif until_s is None:
+                        until_s = now_s() + self._gone_wait_s
+                    async with asyncio.timeout_at(until_s):
                         await self._changed.wait()
         except TimeoutError:
-            waited_s = asyncio.get_running_loop().time() - began_s
-            reasons = ((s, s.problem if s.status is None else "in use") for s in self.stations)
-            lines = tuple(f"worker {station.name}: {reason}" for station, reason in reasons)
-            raise WorkerTimedOut(model, lines, waited_s, "; ".join(lines)) from None
+            lines = self._reasons()
+            raise WorkerTimedOut(model, lines, now_s() - began_s, "; ".join(lines)) from None
         return station.take()
+
+    def _reasons(self) -> tuple[str, ...]:
+        reasons = ((s, s.problem if s.status is None else "in use") for s in self.stations)
+        return tuple(f"worker {station.name}: {reason}" for station, reason in reasons)
 
     def connect(
         self,
@@ -321,7 +152,7 @@ class AttachedLauncher:
             _log.warning("workers that do not answer yet", workers=silent)
         return tuple(s.figures for s in self.stations if s.figures is not None)
 
-    def _free(self, model: str) -> Station | None:
+    def _free(self, model: str, device: str) -> Station | None:
         def preference(station: Station) -> int:
             figures = station.figures
             assert figures is not None
@@ -329,5 +160,9 @@ class AttachedLauncher:
                 return 0
             return 1 if not figures.model_name else 2
 
-        free = [s for s in self.stations if s.process is None and s.figures is not None]
+        free = [
+            station
+            for station in self.machines.stations_of(device)
+            if station.process is None and station.figures is not None
+        ]
         return min(free, key=preference, default=None)

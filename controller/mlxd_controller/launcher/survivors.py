@@ -159,7 +159,8 @@ async def _adopt(
         await link.close()
         return None
     _log.info("worker adopted", pid=worker.pid, model=ref.name, incarnation=worker.incarnation)
-    return Survivor(worker, link, status.workers[0], holding, ref)
+    figures = status.workers[0]
+    return Survivor(worker, link, figures, holding, ref, figures.device)
 
 
 def _problem(status: ProcessStatus, record: Record) -> str:

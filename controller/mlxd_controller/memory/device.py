@@ -23,6 +23,7 @@ from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, GpuUse, open_nv
 from mlxd_controller.settings import Limits
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
+from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.ops.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -66,6 +67,10 @@ class HostProbe:
             ),
         )
 
+    def machines(self) -> tuple[HostMemory, ...]:
+        """Return none but this one; see the port."""
+        return ()
+
 
 class GpuMeter(Protocol):
     """What GPUs hold now: the driver's library, or a test's word."""
@@ -102,6 +107,10 @@ class CudaProbe:
             self._device(gpu, use if self._names_ours else None, held)
             for gpu, use, held in zip(self._gpus, uses, ours, strict=True)
         )
+
+    def machines(self) -> tuple[HostMemory, ...]:
+        """Return none but this one; see the port."""
+        return ()
 
     def _device(self, gpu: Gpu, use: GpuUse | None, held_bytes: int) -> Device:
         device = make_device(

@@ -1,4 +1,4 @@
-"""Workers of a former controller, as the runtime and the scheduler of this one know them."""
+"""Workers that this controller did not launch, as its runtime and its scheduler know them."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from mlxd_shared.domain.requests import KVFormat
 
 
 def enrol(
-    survivors: Iterable[Survivor], state: State, clock: Clock
+    survivors: Iterable[Survivor], state: State, clock: Clock, *, local: bool = True
 ) -> Iterator[tuple[Worker, Adopted]]:
     """Yield each worker as the runtime keeps it, and what the scheduler is to be told of it.
 
     Those first who are to stay where there is no room for all: pinned models, then by priority,
-    then whose loading took longest.
+    then whose loading took longest. local: whether they are processes of this machine.
     """
 
     def rank(survivor: Survivor) -> tuple[bool, int, float, str]:
@@ -29,7 +29,12 @@ def enrol(
         return (not spec.pinned, -(spec.priority or 0), -survivor.holding.load_s, survivor.ref.name)
 
     for number, survivor in enumerate(sorted(survivors, key=rank), start=state.next_worker):
-        yield _enrol(survivor, number, state.device_named(survivor.figures.device), clock)
+        # The scheduler has one on an unknown device ended: its plan is for the record alone.
+        stand_in = replace(state.devices[0], name=survivor.device)
+        device = state.device_named(survivor.device) or stand_in
+        worker, event = _enrol(survivor, number, device, clock)
+        worker.local = local
+        yield worker, event
 
 
 def _enrol(survivor: Survivor, number: int, device: Device, clock: Clock) -> tuple[Worker, Adopted]:
@@ -48,7 +53,7 @@ def _enrol(survivor: Survivor, number: int, device: Device, clock: Clock) -> tup
         path=str(ref.path),
         facts=ref.facts,
         choice=choice,
-        device=figures.device,
+        device=survivor.device,
         spec=holding.spec,
         load_s=holding.load_s,
     )

@@ -17,7 +17,7 @@ from typing import Protocol
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.errors import MlxdError
-from mlxd_shared.domain.figures import LoadProgress, ProcessStatus, WorkerFigures
+from mlxd_shared.domain.figures import HostMemory, LoadProgress, ProcessStatus, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.wire.proof import Checked, Proof
@@ -149,8 +149,14 @@ class DeviceProbe(Protocol):
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
         """Return the devices as they are now; what `own_pids` hold counts as usable.
 
-        At least one, in a fixed order.
+        At least one, in a fixed order. One whose machine cannot be reached stays among them, `lost`
+        and with its last figures; before it is said to be, all workers there have ended, and none
+        starts there any more. What a worker holds that the scheduler does not know of, as on a
+        machine that is back, is others' memory.
         """
+
+    def machines(self) -> tuple[HostMemory, ...]:
+        """Return the memory of the machines on which workers run, lost ones too; () is this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -213,7 +219,7 @@ class Launcher(Protocol):
         """Start a worker, or take one that runs, and return it once it listens.
 
         `model` is the name of what it will load, `device` the one to use, as the probe names it;
-        "" leaves that to the worker. A worker that runs has its own incarnation and device.
+        "" leaves that to the worker. A worker that runs has its own incarnation.
 
         Cancelling gives up: the process is ended and reaped before CancelledError goes on.
 
@@ -311,10 +317,10 @@ class Ports:
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A ready worker of a former controller, which follows this one now.
+    """A ready worker that this controller did not launch, and uses from now on.
 
-    `figures` are what it said of itself, `holding` what that controller left word of, `ref` the
-    model as it is configured here.
+    `figures` are what it said of itself, `holding` what is known of its load, `ref` the model as it
+    is configured here, `device` where it lives, as the probe names it.
     """
 
     process: WorkerProcess
@@ -322,3 +328,4 @@ class Survivor:
     figures: WorkerFigures
     holding: Holding
     ref: ModelRef
+    device: str

@@ -42,6 +42,7 @@ from mlxd_shared.domain.errors import (
     QueueFull,
     ShuttingDown,
 )
+from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.domain.requests import LoadSpec
 
 WAKE_MIN_S = 0.001
@@ -145,6 +146,10 @@ class Runtime:
     def measure_devices(self) -> tuple[Device, ...]:
         """Return the devices as they were a moment ago, or as they are now."""
         return self._measuring.recent() or self.measure()
+
+    def machines(self) -> tuple[HostMemory, ...]:
+        """Return the memory of the machines on which workers run; () is this one."""
+        return self._ports.probe.machines()
 
     async def run(self) -> None:
         """Decide and perform until the shutdown is complete: no model resident, all answered.

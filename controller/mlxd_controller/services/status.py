@@ -12,8 +12,6 @@ import os
 from collections.abc import AsyncGenerator
 from importlib.metadata import version
 
-import psutil
-
 from mlxd.v1 import status_pb2
 from mlxd_controller.core.state import State
 from mlxd_controller.memory.device import resident_bytes
@@ -26,10 +24,11 @@ from mlxd_controller.services.views import worker_to_pb
 from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
+from mlxd_shared.ops.machine import memory_of, this_machine
 from mlxd_shared.wire.convert import checked_duration_s
 from mlxd_shared.wire.convert_status import gauge_to_pb
 from mlxd_shared.wire.interceptors import Context
-from mlxd_shared.wire.records import timestamp_to_pb
+from mlxd_shared.wire.records import timestamp_to_pb, write
 
 DESCRIPTOR = status_pb2.DESCRIPTOR.services_by_name["StatusService"]
 
@@ -46,6 +45,7 @@ class StatusService:
         self._clock = clock
         self._started_unix_s = clock.unix_s()
         self._version = version("mlxd")
+        self._machine = this_machine()
         self._watchers = 0
 
     async def GetStatus(
@@ -90,18 +90,19 @@ class StatusService:
             worker for worker in (*workers.live(), *workers.dead()) if digest in ("", worker.digest)
         ]
         state = self._runtime.state
-        memory = psutil.virtual_memory()
+        resident_nbytes = resident_bytes((os.getpid(), *workers.pids()))
+        own = memory_of(self._machine, resident_nbytes=resident_nbytes)
         return status_pb2.Status(
             role=status_pb2.PROCESS_ROLE_CONTROLLER,
             version=self._version,
             pid=os.getpid(),
             start_time=timestamp_to_pb(self._started_unix_s),
             now=timestamp_to_pb(self._clock.unix_s()),
-            host_memory=status_pb2.HostMemory(
-                total_bytes=memory.total,
-                available_bytes=memory.available,
-                resident_bytes=resident_bytes((os.getpid(), *workers.pids())),
-            ),
+            host_memory=write(own, status_pb2.HostMemory),
+            machines=[
+                write(memory, status_pb2.HostMemory)
+                for memory in self._runtime.machines() or (own,)
+            ],
             devices=[_device_to_pb(device, state) for device in self._runtime.measure_devices()],
             workers=[
                 worker_to_pb(worker, state.by_worker(worker.number), self._clock)
@@ -131,4 +132,7 @@ def _device_to_pb(device: Device, state: State) -> status_pb2.DeviceStatus:
         pressed=device.name in state.pressed,
         id=device.id,
         product=device.product,
+        machine=device.node,
+        lost=device.lost,
+        models_max=device.models_max,
     )

@@ -27,7 +27,7 @@ from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__
 from mlxd.v1 import types_pb2 as mlxd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14mlxd/v1/status.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13mlxd/v1/types.proto\"!\n\x10GetStatusRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x11GetStatusResponse\x12\x1f\n\x06status\x18\x01 \x01(\x0b\x32\x0f.mlxd.v1.Status\"P\n\x12WatchStatusRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"6\n\x13WatchStatusResponse\x12\x1f\n\x06status\x18\x01 \x01(\x0b\x32\x0f.mlxd.v1.Status\"\xc5\x02\n\x06Status\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.mlxd.v1.ProcessRole\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x03now\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x0bhost_memory\x18\x06 \x01(\x0b\x32\x13.mlxd.v1.HostMemory\x12&\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x15.mlxd.v1.DeviceStatus\x12&\n\x07workers\x18\x08 \x03(\x0b\x32\x15.mlxd.v1.WorkerStatus\x12&\n\x07metrics\x18\t \x03(\x0b\x32\x15.mlxd.v1.MetricFamily\"R\n\nHostMemory\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x17\n\x0f\x61vailable_bytes\x18\x02 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x04\"\xc5\x01\n\x0c\x44\x65viceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x04\x12\x14\n\x0cusable_bytes\x18\x06 \x01(\x04\x12\x12\n\nheld_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07pressed\x18\x08 \x01(\x08\x12\n\n\x02id\x18\t \x01(\t\x12\x0f\n\x07product\x18\n \x01(\t\"<\n\rMemoryAccount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x61rrays\x18\x03 \x01(\x04\"-\n\x0c\x44\x65viceMemory\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xf3\x01\n\x0cWorkerMemory\x12(\n\x08\x61\x63\x63ounts\x18\x01 \x03(\x0b\x32\x16.mlxd.v1.MemoryAccount\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x18\n\x10mlx_active_bytes\x18\x03 \x01(\x04\x12\x17\n\x0fmlx_cache_bytes\x18\x04 \x01(\x04\x12\x16\n\x0emlx_peak_bytes\x18\x05 \x01(\x04\x12\x19\n\x11unaccounted_bytes\x18\x06 \x01(\x03\x12&\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x15.mlxd.v1.DeviceMemory\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\"M\n\x0bMathLibrary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07threads\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xab\x07\n\x0cWorkerStatus\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12\x12\n\nmodel_path\x18\x05 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x06 \x01(\t\x12\"\n\x05state\x18\x07 \x01(\x0e\x32\x13.mlxd.v1.ModelState\x12\'\n\x08progress\x18\x08 \x01(\x0b\x32\x15.mlxd.v1.LoadProgress\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12%\n\x06memory\x18\n \x01(\x0b\x32\x15.mlxd.v1.WorkerMemory\x12.\n\x0b\x66igures_age\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\texit_code\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nlast_error\x18\r \x01(\t\x12\x17\n\x0fstreams_running\x18\x0e \x01(\r\x12\x17\n\x0fstreams_waiting\x18\x0f \x01(\r\x12.\n\x0boldest_wait\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0ekv_tokens_used\x18\x11 \x01(\x04\x12\x1a\n\x12kv_tokens_capacity\x18\x12 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x13 \x01(\t\x12\x13\n\x0bmlx_version\x18\x14 \x01(\t\x12*\n\x0cmath_library\x18\x15 \x01(\x0b\x32\x14.mlxd.v1.MathLibrary\x12\x10\n\x08\x63ompiles\x18\x16 \x01(\x08\x12\'\n\x07weights\x18\x17 \x01(\x0e\x32\x16.mlxd.v1.WeightsFormat\x12\x13\n\x0b\x63pu_seconds\x18\x18 \x01(\x01\x12.\n\nstart_time\x18\x19 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08rows_max\x18\x1a \x01(\r\x12\x12\n\nlast_lines\x18\x1b \x03(\t\x12\x34\n\x12\x65\x66\x66\x65\x63tive_sampling\x18\x1c \x01(\x0b\x32\x18.mlxd.v1.SamplingOptions\x12\x12\n\nvocab_size\x18\x1d \x01(\r\x12\x1a\n\x12\x63ontext_length_max\x18\x1e \x01(\r\x12$\n\tkv_format\x18\x1f \x01(\x0e\x32\x11.mlxd.v1.KvFormat\x12\x1a\n\x12prefix_cache_bytes\x18  \x01(\x04\x42\x0c\n\n_exit_code\"s\n\x0cMetricFamily\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04help\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.mlxd.v1.MetricKind\x12$\n\x06points\x18\x04 \x03(\x0b\x32\x14.mlxd.v1.MetricPoint\"\xa4\x01\n\x0bMetricPoint\x12\x30\n\x06labels\x18\x01 \x03(\x0b\x32 .mlxd.v1.MetricPoint.LabelsEntry\x12\r\n\x05value\x18\x02 \x01(\x01\x12%\n\thistogram\x18\x03 \x01(\x0b\x32\x12.mlxd.v1.Histogram\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01*a\n\x0bProcessRole\x12\x1c\n\x18PROCESS_ROLE_UNSPECIFIED\x10\x00\x12\x1b\n\x17PROCESS_ROLE_CONTROLLER\x10\x01\x12\x17\n\x13PROCESS_ROLE_WORKER\x10\x02*t\n\nMetricKind\x12\x1b\n\x17METRIC_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13METRIC_KIND_COUNTER\x10\x01\x12\x15\n\x11METRIC_KIND_GAUGE\x10\x02\x12\x19\n\x15METRIC_KIND_HISTOGRAM\x10\x03\x32\x9f\x01\n\rStatusService\x12\x42\n\tGetStatus\x12\x19.mlxd.v1.GetStatusRequest\x1a\x1a.mlxd.v1.GetStatusResponse\x12J\n\x0bWatchStatus\x12\x1b.mlxd.v1.WatchStatusRequest\x1a\x1c.mlxd.v1.WatchStatusResponse0\x01\x42R\n\x0b\x64\x65v.mlxd.v1B\x0bStatusProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14mlxd/v1/status.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x13mlxd/v1/types.proto\"!\n\x10GetStatusRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x11GetStatusResponse\x12\x1f\n\x06status\x18\x01 \x01(\x0b\x32\x0f.mlxd.v1.Status\"P\n\x12WatchStatusRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12+\n\x08interval\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"6\n\x13WatchStatusResponse\x12\x1f\n\x06status\x18\x01 \x01(\x0b\x32\x0f.mlxd.v1.Status\"\xec\x02\n\x06Status\x12\"\n\x04role\x18\x01 \x01(\x0e\x32\x14.mlxd.v1.ProcessRole\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0b\n\x03pid\x18\x03 \x01(\x05\x12.\n\nstart_time\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\'\n\x03now\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12(\n\x0bhost_memory\x18\x06 \x01(\x0b\x32\x13.mlxd.v1.HostMemory\x12&\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x15.mlxd.v1.DeviceStatus\x12&\n\x07workers\x18\x08 \x03(\x0b\x32\x15.mlxd.v1.WorkerStatus\x12&\n\x07metrics\x18\t \x03(\x0b\x32\x15.mlxd.v1.MetricFamily\x12%\n\x08machines\x18\n \x03(\x0b\x32\x13.mlxd.v1.HostMemory\"\x85\x01\n\nHostMemory\x12\x13\n\x0btotal_bytes\x18\x01 \x01(\x04\x12\x17\n\x0f\x61vailable_bytes\x18\x02 \x01(\x04\x12\x16\n\x0eresident_bytes\x18\x03 \x01(\x04\x12\x0f\n\x07machine\x18\x04 \x01(\t\x12\x12\n\nmachine_id\x18\x05 \x01(\t\x12\x0c\n\x04lost\x18\x06 \x01(\x08\"\x8c\x02\n\x0c\x44\x65viceStatus\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04kind\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12\x14\n\x0c\x62udget_bytes\x18\x04 \x01(\x04\x12\x16\n\x0ereserved_bytes\x18\x05 \x01(\x04\x12\x14\n\x0cusable_bytes\x18\x06 \x01(\x04\x12\x12\n\nheld_bytes\x18\x07 \x01(\x04\x12\x0f\n\x07pressed\x18\x08 \x01(\x08\x12\n\n\x02id\x18\t \x01(\t\x12\x0f\n\x07product\x18\n \x01(\t\x12\x0f\n\x07machine\x18\x0b \x01(\t\x12\x0c\n\x04lost\x18\x0c \x01(\x08\x12\x17\n\nmodels_max\x18\r \x01(\rH\x00\x88\x01\x01\x42\r\n\x0b_models_max\"<\n\rMemoryAccount\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\x12\x0e\n\x06\x61rrays\x18\x03 \x01(\x04\"-\n\x0c\x44\x65viceMemory\x12\x0e\n\x06\x64\x65vice\x18\x01 \x01(\t\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\xf3\x01\n\x0cWorkerMemory\x12(\n\x08\x61\x63\x63ounts\x18\x01 \x03(\x0b\x32\x16.mlxd.v1.MemoryAccount\x12\x13\n\x0btotal_bytes\x18\x02 \x01(\x04\x12\x18\n\x10mlx_active_bytes\x18\x03 \x01(\x04\x12\x17\n\x0fmlx_cache_bytes\x18\x04 \x01(\x04\x12\x16\n\x0emlx_peak_bytes\x18\x05 \x01(\x04\x12\x19\n\x11unaccounted_bytes\x18\x06 \x01(\x03\x12&\n\x07\x64\x65vices\x18\x07 \x03(\x0b\x32\x15.mlxd.v1.DeviceMemory\x12\x16\n\x0eresident_bytes\x18\x08 \x01(\x04\"M\n\x0bMathLibrary\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0f\n\x07version\x18\x02 \x01(\t\x12\x0f\n\x07threads\x18\x03 \x01(\x05\x12\x0e\n\x06reason\x18\x04 \x01(\t\"\xab\x07\n\x0cWorkerStatus\x12\x0b\n\x03pid\x18\x01 \x01(\x05\x12\x0f\n\x07\x61\x64\x64ress\x18\x02 \x01(\t\x12\x13\n\x0bincarnation\x18\x03 \x01(\t\x12\x12\n\nmodel_name\x18\x04 \x01(\t\x12\x12\n\nmodel_path\x18\x05 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x06 \x01(\t\x12\"\n\x05state\x18\x07 \x01(\x0e\x32\x13.mlxd.v1.ModelState\x12\'\n\x08progress\x18\x08 \x01(\x0b\x32\x15.mlxd.v1.LoadProgress\x12\x16\n\x0e\x63ontext_length\x18\t \x01(\r\x12%\n\x06memory\x18\n \x01(\x0b\x32\x15.mlxd.v1.WorkerMemory\x12.\n\x0b\x66igures_age\x18\x0b \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\texit_code\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x12\n\nlast_error\x18\r \x01(\t\x12\x17\n\x0fstreams_running\x18\x0e \x01(\r\x12\x17\n\x0fstreams_waiting\x18\x0f \x01(\r\x12.\n\x0boldest_wait\x18\x10 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\x16\n\x0ekv_tokens_used\x18\x11 \x01(\x04\x12\x1a\n\x12kv_tokens_capacity\x18\x12 \x01(\x04\x12\x0f\n\x07\x62\x61\x63kend\x18\x13 \x01(\t\x12\x13\n\x0bmlx_version\x18\x14 \x01(\t\x12*\n\x0cmath_library\x18\x15 \x01(\x0b\x32\x14.mlxd.v1.MathLibrary\x12\x10\n\x08\x63ompiles\x18\x16 \x01(\x08\x12\'\n\x07weights\x18\x17 \x01(\x0e\x32\x16.mlxd.v1.WeightsFormat\x12\x13\n\x0b\x63pu_seconds\x18\x18 \x01(\x01\x12.\n\nstart_time\x18\x19 \x01(\x0b\x32\x1a.google.protobuf.Timestamp\x12\x10\n\x08rows_max\x18\x1a \x01(\r\x12\x12\n\nlast_lines\x18\x1b \x03(\t\x12\x34\n\x12\x65\x66\x66\x65\x63tive_sampling\x18\x1c \x01(\x0b\x32\x18.mlxd.v1.SamplingOptions\x12\x12\n\nvocab_size\x18\x1d \x01(\r\x12\x1a\n\x12\x63ontext_length_max\x18\x1e \x01(\r\x12$\n\tkv_format\x18\x1f \x01(\x0e\x32\x11.mlxd.v1.KvFormat\x12\x1a\n\x12prefix_cache_bytes\x18  \x01(\x04\x42\x0c\n\n_exit_code\"s\n\x0cMetricFamily\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x0c\n\x04help\x18\x02 \x01(\t\x12!\n\x04kind\x18\x03 \x01(\x0e\x32\x13.mlxd.v1.MetricKind\x12$\n\x06points\x18\x04 \x03(\x0b\x32\x14.mlxd.v1.MetricPoint\"\xa4\x01\n\x0bMetricPoint\x12\x30\n\x06labels\x18\x01 \x03(\x0b\x32 .mlxd.v1.MetricPoint.LabelsEntry\x12\r\n\x05value\x18\x02 \x01(\x01\x12%\n\thistogram\x18\x03 \x01(\x0b\x32\x12.mlxd.v1.Histogram\x1a-\n\x0bLabelsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"8\n\tHistogram\x12\x0e\n\x06\x62ounds\x18\x01 \x03(\x01\x12\x0e\n\x06\x63ounts\x18\x02 \x03(\x04\x12\x0b\n\x03sum\x18\x03 \x01(\x01*a\n\x0bProcessRole\x12\x1c\n\x18PROCESS_ROLE_UNSPECIFIED\x10\x00\x12\x1b\n\x17PROCESS_ROLE_CONTROLLER\x10\x01\x12\x17\n\x13PROCESS_ROLE_WORKER\x10\x02*t\n\nMetricKind\x12\x1b\n\x17METRIC_KIND_UNSPECIFIED\x10\x00\x12\x17\n\x13METRIC_KIND_COUNTER\x10\x01\x12\x15\n\x11METRIC_KIND_GAUGE\x10\x02\x12\x19\n\x15METRIC_KIND_HISTOGRAM\x10\x03\x32\x9f\x01\n\rStatusService\x12\x42\n\tGetStatus\x12\x19.mlxd.v1.GetStatusRequest\x1a\x1a.mlxd.v1.GetStatusResponse\x12J\n\x0bWatchStatus\x12\x1b.mlxd.v1.WatchStatusRequest\x1a\x1c.mlxd.v1.WatchStatusResponse0\x01\x42R\n\x0b\x64\x65v.mlxd.v1B\x0bStatusProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,10 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._serialized_options = b'\n\013dev.mlxd.v1B\013StatusProtoP\001Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\252\002\007Mlxd.V1'
   _globals['_METRICPOINT_LABELSENTRY']._loaded_options = None
   _globals['_METRICPOINT_LABELSENTRY']._serialized_options = b'8\001'
-  _globals['_PROCESSROLE']._serialized_start=2676
-  _globals['_PROCESSROLE']._serialized_end=2773
-  _globals['_METRICKIND']._serialized_start=2775
-  _globals['_METRICKIND']._serialized_end=2891
+  _globals['_PROCESSROLE']._serialized_start=2838
+  _globals['_PROCESSROLE']._serialized_end=2935
+  _globals['_METRICKIND']._serialized_start=2937
+  _globals['_METRICKIND']._serialized_end=3053
   _globals['_GETSTATUSREQUEST']._serialized_start=119
   _globals['_GETSTATUSREQUEST']._serialized_end=152
   _globals['_GETSTATUSRESPONSE']._serialized_start=154
@@ -50,29 +50,29 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_WATCHSTATUSRESPONSE']._serialized_start=290
   _globals['_WATCHSTATUSRESPONSE']._serialized_end=344
   _globals['_STATUS']._serialized_start=347
-  _globals['_STATUS']._serialized_end=672
-  _globals['_HOSTMEMORY']._serialized_start=674
-  _globals['_HOSTMEMORY']._serialized_end=756
-  _globals['_DEVICESTATUS']._serialized_start=759
-  _globals['_DEVICESTATUS']._serialized_end=956
-  _globals['_MEMORYACCOUNT']._serialized_start=958
-  _globals['_MEMORYACCOUNT']._serialized_end=1018
-  _globals['_DEVICEMEMORY']._serialized_start=1020
-  _globals['_DEVICEMEMORY']._serialized_end=1065
-  _globals['_WORKERMEMORY']._serialized_start=1068
-  _globals['_WORKERMEMORY']._serialized_end=1311
-  _globals['_MATHLIBRARY']._serialized_start=1313
-  _globals['_MATHLIBRARY']._serialized_end=1390
-  _globals['_WORKERSTATUS']._serialized_start=1393
-  _globals['_WORKERSTATUS']._serialized_end=2332
-  _globals['_METRICFAMILY']._serialized_start=2334
-  _globals['_METRICFAMILY']._serialized_end=2449
-  _globals['_METRICPOINT']._serialized_start=2452
-  _globals['_METRICPOINT']._serialized_end=2616
-  _globals['_METRICPOINT_LABELSENTRY']._serialized_start=2571
-  _globals['_METRICPOINT_LABELSENTRY']._serialized_end=2616
-  _globals['_HISTOGRAM']._serialized_start=2618
-  _globals['_HISTOGRAM']._serialized_end=2674
-  _globals['_STATUSSERVICE']._serialized_start=2894
-  _globals['_STATUSSERVICE']._serialized_end=3053
+  _globals['_STATUS']._serialized_end=711
+  _globals['_HOSTMEMORY']._serialized_start=714
+  _globals['_HOSTMEMORY']._serialized_end=847
+  _globals['_DEVICESTATUS']._serialized_start=850
+  _globals['_DEVICESTATUS']._serialized_end=1118
+  _globals['_MEMORYACCOUNT']._serialized_start=1120
+  _globals['_MEMORYACCOUNT']._serialized_end=1180
+  _globals['_DEVICEMEMORY']._serialized_start=1182
+  _globals['_DEVICEMEMORY']._serialized_end=1227
+  _globals['_WORKERMEMORY']._serialized_start=1230
+  _globals['_WORKERMEMORY']._serialized_end=1473
+  _globals['_MATHLIBRARY']._serialized_start=1475
+  _globals['_MATHLIBRARY']._serialized_end=1552
+  _globals['_WORKERSTATUS']._serialized_start=1555
+  _globals['_WORKERSTATUS']._serialized_end=2494
+  _globals['_METRICFAMILY']._serialized_start=2496
+  _globals['_METRICFAMILY']._serialized_end=2611
+  _globals['_METRICPOINT']._serialized_start=2614
+  _globals['_METRICPOINT']._serialized_end=2778
+  _globals['_METRICPOINT_LABELSENTRY']._serialized_start=2733
+  _globals['_METRICPOINT_LABELSENTRY']._serialized_end=2778
+  _globals['_HISTOGRAM']._serialized_start=2780
+  _globals['_HISTOGRAM']._serialized_end=2836
+  _globals['_STATUSSERVICE']._serialized_start=3056
+  _globals['_STATUSSERVICE']._serialized_end=3215
 # @@protoc_insertion_point(module_scope)

@@ -158,6 +158,7 @@ class Status(_message.Message):
     DEVICES_FIELD_NUMBER: _builtins.int
     WORKERS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
+    MACHINES_FIELD_NUMBER: _builtins.int
     role: Global___ProcessRole.ValueType
     version: _builtins.str
     pid: _builtins.int
@@ -168,13 +169,19 @@ class Status(_message.Message):
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp: ...
     @_builtins.property
-    def host_memory(self) -> Global___HostMemory: ...
+    def host_memory(self) -> Global___HostMemory:
+        """Of the machine on which this process runs."""
+
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceStatus]: ...
     @_builtins.property
     def workers(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerStatus]: ...
     @_builtins.property
     def metrics(self) -> _containers.RepeatedCompositeFieldContainer[Global___MetricFamily]: ...
+    @_builtins.property
+    def machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostMemory]:
+        """Of every machine on which workers run; a worker names its own alone."""
+
     def __init__(
         self,
         *,
@@ -187,10 +194,11 @@ class Status(_message.Message):
         devices: _abc.Iterable[Global___DeviceStatus] | None = ...,
         workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
         metrics: _abc.Iterable[Global___MetricFamily] | None = ...,
+        machines: _abc.Iterable[Global___HostMemory] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["host_memory", b"host_memory", "now", b"now", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "host_memory", b"host_memory", "metrics", b"metrics", "now", b"now", "pid", b"pid", "role", b"role", "start_time", b"start_time", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "host_memory", b"host_memory", "machines", b"machines", "metrics", b"metrics", "now", b"now", "pid", b"pid", "role", b"role", "start_time", b"start_time", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -198,27 +206,39 @@ Global___Status: _TypeAlias = Status  # noqa: Y015
 
 @_typing.final
 class HostMemory(_message.Message):
-    """Memory of the machine, in bytes."""
+    """Memory of one machine, in bytes."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     AVAILABLE_BYTES_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    MACHINE_ID_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     available_bytes: _builtins.int
     resident_bytes: _builtins.int
-    """What this process and its workers hold (resident set)."""
+    """What this process and its workers hold there (resident set)."""
+    machine: _builtins.str
+    """For people; see DeviceStatus.machine."""
+    machine_id: _builtins.str
+    """The same for all processes that share this memory and for no others, until a restart."""
+    lost: _builtins.bool
+    """The machine cannot be reached; the figures are its last."""
     def __init__(
         self,
         *,
         total_bytes: _builtins.int = ...,
         available_bytes: _builtins.int = ...,
         resident_bytes: _builtins.int = ...,
+        machine: _builtins.str = ...,
+        machine_id: _builtins.str = ...,
+        lost: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes", "resident_bytes", b"resident_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes", "lost", b"lost", "machine", b"machine", "machine_id", b"machine_id", "resident_bytes", b"resident_bytes", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -240,8 +260,11 @@ class DeviceStatus(_message.Message):
     PRESSED_FIELD_NUMBER: _builtins.int
     ID_FIELD_NUMBER: _builtins.int
     PRODUCT_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
+    LOST_FIELD_NUMBER: _builtins.int
+    MODELS_MAX_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """cpu, gpu0, ...; as in Model.device and FitReport.device."""
+    """cpu, gpu0, ...; MACHINE/cpu, ... on machines beyond the first. As in Model.device."""
     kind: _builtins.str
     """cpu, cuda or metal."""
     total_bytes: _builtins.int
@@ -259,6 +282,12 @@ class DeviceStatus(_message.Message):
     """The driver's id of a GPU, as CUDA_VISIBLE_DEVICES takes it; empty if there is none."""
     product: _builtins.str
     """For example NVIDIA H200; empty if unknown."""
+    machine: _builtins.str
+    """The machine to which it belongs, as in Status.machines; empty if there is but one."""
+    lost: _builtins.bool
+    """Its machine cannot be reached: nothing lives or is loaded there, and the figures are its last."""
+    models_max: _builtins.int
+    """How many models can live there, whatever they take; absent: as many as fit."""
     def __init__(
         self,
         *,
@@ -272,12 +301,17 @@ class DeviceStatus(_message.Message):
         pressed: _builtins.bool = ...,
         id: _builtins.str = ...,
         product: _builtins.str = ...,
+        machine: _builtins.str = ...,
+        lost: _builtins.bool = ...,
+        models_max: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_models_max", b"_models_max", "models_max", b"models_max"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "held_bytes", b"held_bytes", "id", b"id", "kind", b"kind", "name", b"name", "pressed", b"pressed", "product", b"product", "reserved_bytes", b"reserved_bytes", "total_bytes", b"total_bytes", "usable_bytes", b"usable_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_models_max", b"_models_max", "budget_bytes", b"budget_bytes", "held_bytes", b"held_bytes", "id", b"id", "kind", b"kind", "lost", b"lost", "machine", b"machine", "models_max", b"models_max", "name", b"name", "pressed", b"pressed", "product", b"product", "reserved_bytes", b"reserved_bytes", "total_bytes", b"total_bytes", "usable_bytes", b"usable_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__models_max: _TypeAlias = _typing.Literal["models_max"]  # noqa: Y015
+    _WhichOneofArgType__models_max: _TypeAlias = _typing.Literal["_models_max", b"_models_max"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__models_max) -> _WhichOneofReturnType__models_max | None: ...
 
 Global___DeviceStatus: _TypeAlias = DeviceStatus  # noqa: Y015
 

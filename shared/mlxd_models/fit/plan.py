@@ -22,8 +22,9 @@ TERMS = (WEIGHTS_TERM, KV_TERM, PREFIX_TERM, ACTIVATIONS_TERM, POOL_TERM, PROCES
 class Device:
     """One memory: `budget_bytes` is what mlxd may ever use of it, after the reserve.
 
-    `name` tells it from the machine's others, and is what a plan names. A GPU has an `id` of its
-    own, by which it is made visible to a worker, and is of a `product`.
+    `name` tells it from all others, and is what a plan names. `node` names the machine that it
+    belongs to; "" is the only one there is. A GPU has an `id` of its own, by which it is made
+    visible to a worker, and is of a `product`.
 
     `usable_bytes`, at most the budget, leaves out what other programs hold now. `prefix_fraction`
     of the budget is what one model keeps of former prompts, where nobody says. `held_bytes` is what
@@ -42,6 +43,13 @@ class Device:
     product: str = ""
     holds_process: bool = False
     """Whether the process that loads is there already, and the budget is what it leaves."""
+    node: str = ""
+    lost: bool = False
+    """Whether its machine cannot be reached: nothing lives there, and its figures are the last."""
+    models_max: int | None = None
+    """How many models can live there, whatever they take; None: as many as fit."""
+    workers: tuple[str, ...] = ()
+    """Names of the workers that somebody else starts there; (): the controller starts its own."""
 
     @property
     def on_cpu(self) -> bool:

@@ -133,7 +133,8 @@ class NoRoom(MlxdError):
     """A model that fits, but not now: everything that could make room is busy or pinned.
 
     `queue_position` is the model's place in the queue for memory, 1 for the next; 0: in none. The
-    fields from `weights_bytes` on are the terms of its need.
+    fields from `weights_bytes` on are the terms of its need. `lost` names the devices on which
+    alone it could live, where their machines cannot be reached, with their attached workers.
     """
 
     model: str
@@ -148,11 +149,14 @@ class NoRoom(MlxdError):
     activations_bytes: int = 0
     pool_bytes: int = 0
     process_bytes: int = 0
+    lost: str = field(default="", kw_only=True)
 
     def __str__(self) -> str:
+        need = f"{self.model} needs {format_bytes(self.need_bytes)}{_list_terms(self)}"
+        if self.lost:
+            return f"{need}, and what could hold it is lost: {self.lost}"
         return (
-            f"{self.model} needs {format_bytes(self.need_bytes)}{_list_terms(self)}, "
-            f"{format_bytes(self.available_bytes)} available now"
+            f"{need}, {format_bytes(self.available_bytes)} available now"
             f" after {format_bytes(self.reserve_bytes)} reserved, "
             "and nothing idle can be evicted"
             + (f" (place {self.queue_position} in the queue)" if self.queue_position else "")

@@ -146,10 +146,26 @@ class WorkerFigures:
 
 
 @dataclass(frozen=True, slots=True)
+class HostMemory:
+    """Memory of one machine; `resident_nbytes` is the part of mlxd.
+
+    `machine` is its name for people. `machine_id` is the same for all processes that share this
+    memory, and for no others; "" where a process of an earlier version does not say. The figures of
+    one that is `lost` are its last.
+    """
+
+    machine: str = ""
+    machine_id: str = ""
+    total_nbytes: int = 0
+    available_nbytes: int = 0
+    resident_nbytes: int = 0
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class ProcessStatus:
     """What a process says: a worker of itself, a controller of all its workers."""
 
     version: str = ""
-    host_total_nbytes: int = 0
-    host_available_nbytes: int = 0
+    host: HostMemory = HostMemory()
     workers: tuple[WorkerFigures, ...] = ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxd.v1 import status_pb2
-from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures
+from mlxd_shared.domain.figures import HostMemory, ProcessStatus, WorkerFigures
 from mlxd_shared.ops.metrics import Counter, Gauges, Histogram
 from mlxd_shared.wire.convert import KV_FORMAT_FROM_PB, WEIGHTS_FROM_PB
 from mlxd_shared.wire.records import read
@@ -13,8 +13,7 @@ def process_from_pb(pb: status_pb2.Status) -> ProcessStatus:
     """Return what a process says of itself and its workers; its counters are left out."""
     return ProcessStatus(
         version=pb.version,
-        host_total_nbytes=pb.host_memory.total_bytes,
-        host_available_nbytes=pb.host_memory.available_bytes,
+        host=read(HostMemory, pb.host_memory),
         workers=tuple(figures_from_pb(worker) for worker in pb.workers),
     )
 

@@ -154,9 +154,16 @@ class Conversation:
                 pass
 
     def _check_actions(self, before: State, wanted: tuple[a.Action, ...]) -> None:
+        lost = {device.name for device in self.state.devices if device.lost}
+        for model in before.models.values():
+            if model.plan is not None and model.plan.device in lost:
+                sent = [action for action in wanted if getattr(action, "worker", 0) == model.worker]
+                assert not sent, "something was sent to a lost machine"
         for action in wanted:
             if isinstance(action, a.StartLoad):
                 device = self.state.device_named(action.plan.device)
+                assert device is not None, "a load was started on no device"
+                assert not device.lost, "a load was started on a lost device"
                 free_bytes = room_of(self.state, device).free_bytes
                 assert free_bytes >= 0, "a load was started without room"
                 assert action.worker >= before.next_worker, "a serial number was used twice"
@@ -166,11 +173,10 @@ class Conversation:
                 pressed = [d for d in self.state.devices if d.name in self.state.pressed]
                 here = any(self.state.lives_on(model, device) for device in pressed)
                 assert here, "a worker shrinks below the marks"
-            if isinstance(action, a.StopWorker):
+            if isinstance(action, a.StopWorker) and action.reason.value in {"room", "pressure"}:
                 victim = self.state.models[action.digest]  # it may have become idle just now
-                if action.reason.value in {"room", "pressure"}:
-                    assert not victim.leases, "a victim was in use"
-                    assert not victim.pinned, "a victim was pinned"
+                assert not victim.leases, "a victim was in use"
+                assert not victim.pinned, "a victim was pinned"
 
 
 def check_state(state: State) -> None:
@@ -197,6 +203,9 @@ def check_state(state: State) -> None:
         assert len(workers) - len(surplus) <= state.max_loaded
     for device in state.devices:
         _check_device(state, device)
+    for queued in (queued for _, queued in state.queue()):
+        present = {device.name for device in state.devices if not device.lost}
+        assert {plan.device for plan in queued.plans} <= present, "it waits for a lost device"
 
 
 def _surplus(model: Model) -> bool:
@@ -209,6 +218,7 @@ def _surplus(model: Model) -> bool:
 
 def _check_device(state: State, device: Device) -> None:
     here = [model for model in state.models.values() if state.lives_on(model, device)]
+    assert not (here and device.lost), "something lives on a lost device"
     loading = [model for model in here if isinstance(model.phase, phases.Loading)]
     assert device.kind == "cpu" or len(loading) <= 1, "two loads at once on one GPU"
     surplus_bytes = sum(model.reserved_bytes for model in here if _surplus(model))

@@ -23,6 +23,7 @@ victims = st.lists(
         last_used_s=st.sampled_from([0.0, 1.0, 2.0]),
         cost=st.sampled_from([0.0, 0.5, 1.0, 3.0, 10.0]),
         priority=st.integers(-1, 1),
+        places=st.integers(0, 1),
     ),
     max_size=7,
     unique_by=lambda v: v.digest,
@@ -77,6 +78,14 @@ def test_a_slot_counts_like_memory() -> None:
     assert choose((A, B, C), shortfall_bytes=0, shortfall_slots=2) == (A, B)
 
 
+def test_a_place_is_made_by_who_lives_there() -> None:
+    """Who lives elsewhere leaves a slot, however cheap, and no place."""
+    there = Victim("there", 0, 0.0, places=0)
+    assert choose((there, A, B), shortfall_bytes=0, shortfall_slots=1) == (there,)
+    assert choose((there, A, B), shortfall_bytes=0, shortfall_slots=1, shortfall_places=1) == (A,)
+    assert choose((there,), shortfall_bytes=0, shortfall_slots=0, shortfall_places=1) is None
+
+
 def test_nobody_goes_where_all_together_are_too_few() -> None:
     """No set suffices: None, not the largest that there is."""
     assert choose((A, B, C), shortfall_bytes=71, shortfall_slots=0) is None
@@ -89,22 +98,37 @@ def test_nobody_goes_where_nothing_is_short() -> None:
 
 
 @settings(max_examples=examples(200), deadline=None, derandomize=SAME_EACH_TIME, database=None)
-@given(victims=victims, short_bytes=st.integers(-10, 150), short_slots=st.integers(-1, 5))
+@given(
+    victims=victims,
+    short_bytes=st.integers(-10, 150),
+    short_slots=st.integers(-1, 5),
+    short_places=st.integers(-1, 3),
+)
 def test_a_choice_is_sufficient_minimal_and_exists_when_it_can(
-    victims: tuple[Victim, ...], short_bytes: int, short_slots: int
+    victims: tuple[Victim, ...], short_bytes: int, short_slots: int, short_places: int
 ) -> None:
     """Against every subset: None if none suffices; else the cheapest of the lowest priority."""
 
     def sufficient(some: tuple[Victim, ...]) -> bool:
-        return sum(v.nbytes for v in some) >= short_bytes and len(some) >= short_slots
+        places = sum(v.places for v in some)
+        enough_bytes = sum(v.nbytes for v in some) >= short_bytes
+        return enough_bytes and len(some) >= short_slots and places >= short_places
+
+    def chosen_of(offered: tuple[Victim, ...]) -> tuple[Victim, ...] | None:
+        return choose(
+            offered,
+            shortfall_bytes=short_bytes,
+            shortfall_slots=short_slots,
+            shortfall_places=short_places,
+        )
 
     every = itertools.chain.from_iterable(
         itertools.combinations(victims, n) for n in range(len(victims) + 1)
     )
     enough = [subset for subset in every if sufficient(subset)]
-    chosen = choose(victims, shortfall_bytes=short_bytes, shortfall_slots=short_slots)
+    chosen = chosen_of(victims)
 
-    assert chosen == choose(victims[::-1], shortfall_bytes=short_bytes, shortfall_slots=short_slots)
+    assert chosen == chosen_of(victims[::-1])
     if chosen is None:
         assert not enough
         return

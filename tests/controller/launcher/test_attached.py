@@ -4,132 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import re
-import tempfile
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
 import typer
 
-from mlxd.v1 import (
-    status_pb2,
-    status_pb2_grpc,
-    types_pb2,
-    worker_pb2,
-    worker_pb2_grpc,
-)
 from mlxd_controller.cli.security import named_workers
-from mlxd_controller.crew import AttachedProbe
-from mlxd_controller.launcher.attached import GONE_WAIT_S, SILENCE_S_MAX, AttachedLauncher
+from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.launcher.process import END_UNKNOWN
-from mlxd_controller.settings import Limits
 from mlxd_shared.domain.devices import kind_of
-from mlxd_shared.domain.errors import InvalidModel, MlxdError, WorkerTimedOut, WrongWorker
+from mlxd_shared.domain.errors import (
+    InvalidModel,
+    MlxdError,
+    WorkerTimedOut,
+    WrongWorker,
+)
 from mlxd_shared.domain.requests import LoadSpec
-from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
-from mlxd_shared.serving.server import Health, listen, make_server
+from tests.support.attached_workers import TIMEOUT_S, Scripted, attach_launcher
 
-TIMEOUT_S = 60.0
 ORDER = ("m", "/m", LoadSpec())
-
-
-class Scripted(status_pb2_grpc.StatusServiceServicer, worker_pb2_grpc.WorkerServiceServicer):
-    """A worker that says what a test wants, as soon as the test changes it."""
-
-    def __init__(self, incarnation: str) -> None:
-        self.worker = status_pb2.WorkerStatus(pid=7, incarnation=incarnation, backend="mlx-cpu")
-        self.worker.memory.resident_bytes = 100
-        self.host = status_pb2.HostMemory(total_bytes=10_000, available_bytes=5_000)
-        self.unloads: list[str] = []
-        self.loads = 0
-        self.load_errors: list[MlxdError] = []
-        self._changed = asyncio.Event()
-        self._leaving = self._mute = False
-        self.watches = 0
-
-    def fall_mute(self) -> None:
-        """Say nothing any more, though the connection stands."""
-        self._mute = True
-
-    def leave(self) -> None:
-        """End every watch, also those that begin later."""
-        self._leaving = True
-        self._changed.set()
-
-    def say(self, *, incarnation: str = "", model: str = "") -> None:
-        """Change what is said, and say it at once."""
-        self.worker.incarnation = incarnation or self.worker.incarnation
-        self.worker.model_name = model
-        self.worker.state = types_pb2.MODEL_STATE_READY if model else types_pb2.MODEL_STATE_UNLOADED
-        self._changed.set()
-
-    async def WatchStatus(  # noqa: N802
-        self, request: status_pb2.WatchStatusRequest, context: object
-    ) -> AsyncIterator[status_pb2.WatchStatusResponse]:
-        """Say it, and again at each change."""
-        self.watches += 1
-        while not self._leaving:
-            if self._mute:
-                await asyncio.Event().wait()
-            self._changed.clear()
-            status = status_pb2.Status(workers=[self.worker], host_memory=self.host)
-            yield status_pb2.WatchStatusResponse(status=status)
-            await self._changed.wait()
-
-    async def Load(  # noqa: N802
-        self, request: worker_pb2.LoadRequest, context: object
-    ) -> AsyncIterator[worker_pb2.LoadResponse]:
-        """Fail as scripted, or be ready."""
-        self.loads += 1
-        if self.load_errors:
-            raise self.load_errors.pop(0)
-        yield worker_pb2.LoadResponse(progress=types_pb2.LoadProgress(stage="ready"))
-
-    async def Unload(  # noqa: N802
-        self, request: worker_pb2.UnloadRequest, context: object
-    ) -> worker_pb2.UnloadResponse:
-        """Note who was meant."""
-        self.unloads.append(request.worker_incarnation)
-        return worker_pb2.UnloadResponse()
-
-    async def _refuse_call(self, request: object, context: object) -> worker_pb2.ShutdownResponse:
-        raise AssertionError(request)
-
-    GetStatus = Shrink = Drain = Shutdown = Adopt = _refuse_call  # type: ignore[assignment]
-
-
-@asynccontextmanager
-async def attach_launcher(
-    *workers: Scripted,
-    wait_s: float = TIMEOUT_S,
-    gone_wait_s: float = GONE_WAIT_S,
-    silence_s_max: float = SILENCE_S_MAX,
-) -> AsyncIterator[AttachedLauncher]:
-    """A launcher that has heard all these workers."""
-    async with AsyncExitStack() as stack:
-        folder = stack.enter_context(tempfile.TemporaryDirectory(prefix="mlxd-"))
-        named = []
-        for number, worker in enumerate(workers):
-            server = make_server(Health(), ())
-            status_pb2_grpc.add_StatusServiceServicer_to_server(worker, server)
-            worker_pb2_grpc.add_WorkerServiceServicer_to_server(worker, server)
-            target = listen(server, parse_address(f"unix:{folder}/{number}"))
-            await server.start()
-            stack.push_async_callback(server.stop, None)
-            named.append((f"w{number}", target))
-        launcher = AttachedLauncher(
-            named, wait_s=wait_s, gone_wait_s=gone_wait_s, silence_s_max=silence_s_max
-        )
-        watching = asyncio.create_task(launcher.run())
-        try:
-            assert len(await launcher.wait_for_figures(wait_s=TIMEOUT_S)) == len(workers)
-            yield launcher
-        finally:
-            watching.cancel()
-            await asyncio.wait([watching])
-            assert watching.cancelled()
 
 
 @pytest.mark.asyncio
@@ -205,7 +99,7 @@ async def test_where_all_workers_have_gone_a_load_waits_a_moment() -> None:
     worker = Scripted("i")
     async with attach_launcher(worker, gone_wait_s=0.05) as launcher:
         process = await launcher.launch(model="m", incarnation="")
-        worker.leave()
+        worker.fall_silent()
         await asyncio.wait_for(process.wait_exited(), TIMEOUT_S)
         with pytest.raises(WorkerTimedOut) as caught:
             await launcher.launch(model="m", incarnation="")
@@ -260,18 +154,6 @@ async def test_a_load_that_fails_fails_once() -> None:
         await link.close()
 
     assert (worker.loads, worker.unloads) == (1, [])
-
-
-@pytest.mark.asyncio
-async def test_memory_is_what_the_workers_say() -> None:
-    """The least total and free that was said, with what the workers hold counted as usable."""
-    one, two = Scripted("1"), Scripted("2")
-    two.host.available_bytes = 4_000
-    async with attach_launcher(one, two) as launcher:
-        (device,) = AttachedProbe(Limits(reserve_bytes=0), launcher.stations).read(())
-
-    assert (device.name, device.kind, device.total_bytes) == ("cpu", "cpu", 10_000)
-    assert device.usable_bytes == 4_200
 
 
 def test_the_backend_tells_the_kind_of_device() -> None:

@@ -67,6 +67,10 @@ def a_status(*workers: status_pb2.WorkerStatus) -> status_pb2.Status:
         version="1.2.3",
         start_time=Timestamp(seconds=900),
         host_memory=status_pb2.HostMemory(total_bytes=1 << 40, available_bytes=3),
+        machines=[
+            status_pb2.HostMemory(machine="a", total_bytes=1 << 40),
+            status_pb2.HostMemory(machine="b", total_bytes=7, lost=True),
+        ],
         devices=[status_pb2.DeviceStatus(name="cpu", kind="cpu", budget_bytes=5)],
         workers=workers,
         metrics=[counter_to_pb(requests), histogram_to_pb(seconds)],
@@ -107,6 +111,9 @@ def test_fields_become_gauges_in_base_units() -> None:
     assert samples["mlxd_build_info", (("role", "controller"), ("version", "1.2.3"))] == 1
     assert samples["mlxd_start_time_seconds", ()] == 900
     assert samples["mlxd_host_memory_total_bytes", ()] == 1 << 40
+    assert samples["mlxd_machine_up", (("machine", "a"),)] == 1
+    assert samples["mlxd_machine_up", (("machine", "b"),)] == 0
+    assert samples["mlxd_machine_memory_total_bytes", (("machine", "b"),)] == 7
     assert samples["mlxd_device_memory_budget_bytes", (("device", "cpu"), ("kind", "cpu"))] == 5
     assert samples["mlxd_worker_up", labels] == 1
     assert samples["mlxd_worker_start_time_seconds", labels] == 1000.5

@@ -56,7 +56,7 @@ async def survivor(
         ),
     )
     holding = Holding(ref.digest, ref.name, str(ref.path), spec or LoadSpec(), load_s)
-    return Survivor(process, link, own, holding, ref)
+    return Survivor(process, link, own, holding, ref, on)
 
 
 @asynccontextmanager

@@ -46,6 +46,10 @@ class BrokenProbe:
         """Fail as no port may."""
         raise Broken
 
+    def machines(self) -> tuple[()]:
+        """Return none but this one."""
+        return ()
+
 
 @pytest.mark.asyncio
 async def test_a_bug_while_deciding_ends_the_runtime_and_every_wait() -> None:

@@ -9,6 +9,7 @@ import pytest
 from mlxd.v1 import model_pb2, status_pb2, types_pb2
 from mlxd_controller.core import phases
 from mlxd_models.fit.plan import Device
+from mlxd_shared.domain.figures import HostMemory
 from tests.support.controller_stack import Stack, controller_stack, store_of
 from tests.support.model_facts import device, need_mib
 
@@ -85,3 +86,37 @@ async def test_a_device_above_its_marks_is_shown_and_the_others_serve_on() -> No
         await stack.generate("b")
         assert isinstance(stack.model("b").phase, phases.Ready)
         assert stack.workers.launcher.devices[-1] == "gpu1"
+
+
+@pytest.mark.asyncio
+async def test_a_lost_machine_is_shown_and_its_models_are_loaded_elsewhere() -> None:
+    """Memory by machine in the status; a stream begun anew goes to the machine that is there."""
+    here, there = (
+        replace(gpu(index, room), name=f"n{index}/gpu0", node=f"n{index}")
+        for index, room in enumerate((1.2, 1.5))
+    )
+    store = store_of({"a": 10})
+    async with controller_stack(store=store, memory=here, others=(there,)) as stack:
+        await stack.generate("a")
+        stack.probe.others = (replace(there, lost=True, models_max=2),)
+        stack.probe.elsewhere = (
+            HostMemory("n0", "id-0", total_nbytes=9, available_nbytes=5, resident_nbytes=1),
+            HostMemory("n1", "id-1", lost=True),
+        )
+        stack.runtime.measure()
+        await stack.settle()
+        assert isinstance(stack.model("a").phase, phases.Failed)
+        stack.workers.launcher.processes[0].end(255)
+
+        await stack.generate("a")
+
+        assert stack.workers.launcher.devices == ["n1/gpu0", "n0/gpu0"]
+        status = await status_of(stack)
+        shown = [(d.machine, d.lost, d.models_max) for d in status.devices]
+        assert shown == [("n0", False, 0), ("n1", True, 2)]
+        machines = [(m.machine, m.machine_id, m.lost) for m in status.machines]
+        assert machines == [("n0", "id-0", False), ("n1", "id-1", True)]
+        first = status.machines[0]
+        assert (first.total_bytes, first.available_bytes, first.resident_bytes) == (9, 5, 1)
+        (live,) = (worker for worker in status.workers if not worker.HasField("exit_code"))
+        assert live.state == types_pb2.MODEL_STATE_READY

@@ -10,6 +10,7 @@ from mlxd.v1 import status_pb2, types_pb2
 from mlxd_controller.core import phases
 from mlxd_controller.runtime.workers import DEAD_SHOWN_S
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound, WorkerExited
+from mlxd_shared.ops.machine import this_machine
 from mlxd_shared.wire.records import duration_to_pb
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack, request, store_of
@@ -47,6 +48,9 @@ async def test_a_status_tells_of_the_machine_and_of_every_worker() -> None:
 
         assert status.role == status_pb2.PROCESS_ROLE_CONTROLLER
         assert status.host_memory.total_bytes > status.host_memory.resident_bytes > 0
+        (machine,) = status.machines
+        assert machine.machine_id == status.host_memory.machine_id == this_machine().id
+        assert machine.total_bytes == status.host_memory.total_bytes
         (device,) = status.devices
         assert device.budget_bytes > device.reserved_bytes > 0
         (worker,) = status.workers

@@ -44,11 +44,15 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
         "big needs 9 B, 8 B available now after 0 B reserved, and nothing idle can be evicted",
     ),
     (
-        errors.NoRoom("big", 9, 8, 1.25, queue_position=3, reserve_bytes=2, **TERMS),
+        errors.NoRoom("big", 9, 8, 1.25, 3, 2, *TERMS.values()),
         (
             f"big needs 9 B {SPELT}, 8 B available now after 2 B reserved, "
             "and nothing idle can be evicted (place 3 in the queue)"
         ),
+    ),
+    (
+        errors.NoRoom("big", 9, 0, 1.25, lost="b/cpu, c/cpu"),
+        "big needs 9 B, and what could hold it is lost: b/cpu, c/cpu",
     ),
     (errors.QueueFull("streams", 256, 0.5), "the queue of streams is full (limit 256)"),
     (

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import status_pb2, types_pb2
-from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures, WorkerState
+from mlxd_shared.domain.figures import HostMemory, ProcessStatus, WorkerFigures, WorkerState
 from mlxd_shared.domain.requests import KVFormat, Weights
 from mlxd_shared.wire.convert_status import figures_from_pb, process_from_pb
 from mlxd_shared.wire.records import write
@@ -96,9 +96,12 @@ def test_a_process_tells_of_its_machine_and_of_all_its_workers() -> None:
     """In the order in which it names them."""
     status_message = status_pb2.Status(
         version="1.2",
-        host_memory=status_pb2.HostMemory(total_bytes=9, available_bytes=4),
+        host_memory=status_pb2.HostMemory(
+            machine="a", machine_id="id", total_bytes=9, available_bytes=4
+        ),
         workers=[status_pb2.WorkerStatus(pid=1), status_pb2.WorkerStatus(pid=2)],
     )
 
     workers = (WorkerFigures(pid=1), WorkerFigures(pid=2))
-    assert process_from_pb(status_message) == ProcessStatus("1.2", 9, 4, workers)
+    host = HostMemory("a", "id", total_nbytes=9, available_nbytes=4)
+    assert process_from_pb(status_message) == ProcessStatus("1.2", host, workers)

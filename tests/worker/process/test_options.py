@@ -38,6 +38,8 @@ from mlxd_worker.process.options import parse_options
             str(config.CONTEXT_LENGTH_LIMIT + 1),
             f"is outside 0 to {config.CONTEXT_LENGTH_LIMIT}",
         ),
+        ("--machine", "m" * 254, f"at most {config.MACHINE_NAME_CHARS_MAX} printable characters"),
+        ("--machine", "a\nb", f"at most {config.MACHINE_NAME_CHARS_MAX} printable characters"),
         ("--threads", "0", "0 is not a count"),
         ("--rows-max", str(1 << 31), f"{1 << 31} is not a count"),
         ("--context-length", "-5", "-5 is not a count"),

@@ -21,6 +21,7 @@ from mlxd_shared.domain.figures import (
     WorkerState,
 )
 from mlxd_shared.domain.requests import KVFormat, LoadSpec
+from mlxd_shared.ops.machine import this_machine
 from mlxd_shared.serving.server import Health
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.machine.backend import Backend
@@ -48,6 +49,26 @@ def with_backend(worker: Worker, *, compiles: bool) -> Worker:
     )
     identity = replace(worker.identity, incarnation="i-7", address="unix:/w", backend=backend)
     return Worker(identity, worker.engine, Health(), stopping=asyncio.Event())
+
+
+@pytest.mark.asyncio
+async def test_a_worker_says_which_machine_it_is_on(started: Started) -> None:
+    """Under the name that it was given, or the machine's own, with the memory that is there."""
+    worker = worker_on(started)
+    named = Worker(
+        replace(worker.identity, machine=this_machine("node-7")),
+        worker.engine,
+        Health(),
+        stopping=asyncio.Event(),
+    )
+    for each, machine in ((worker, this_machine()), (named, this_machine("node-7"))):
+        figures = await figures_now(started.engine)
+        status = status_to_pb(each, figures, WorkerMetrics(), model="")
+        memory = status.host_memory
+        assert (memory.machine_id, memory.machine) == (machine.id, machine.name)
+        assert memory.total_bytes > memory.available_bytes > 0
+        assert memory.resident_bytes > 0
+        assert list(status.machines) == [memory]
 
 
 @pytest.mark.parametrize("compiles", [True, False])

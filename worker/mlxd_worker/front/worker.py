@@ -31,6 +31,7 @@ from mlxd_shared.domain.figures import LoadProgress, WorkerState
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.ops.machine import Machine, this_machine
 from mlxd_shared.serving.server import Health
 from mlxd_worker.chat.room import RenderRoom
 from mlxd_worker.constraints.room import CompileRoom
@@ -57,6 +58,7 @@ class Identity:
     address: str
     backend: Backend
     device: str = ""
+    machine: Machine = field(default_factory=this_machine)
     started_s: float = field(default_factory=time.time)
 
 

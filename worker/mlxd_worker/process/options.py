@@ -25,6 +25,7 @@ class Options:
     security: ListenerFiles
     incarnation: str
     device: str
+    machine: str
     ready_fd: int | None
     life_fd: int | None
     orphan_grace_s: float
@@ -65,6 +66,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         ),
         incarnation=args.incarnation or uuid.uuid4().hex,
         device=args.device,
+        machine=args.machine,
         ready_fd=args.ready_fd,
         life_fd=args.life_fd,
         orphan_grace_s=args.orphan_grace,
@@ -98,6 +100,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--open-health", action="store_true", help="answer health checks without the token")
     add("--incarnation", default="", help="this process's name; default: a random one")
     add("--device", default="", metavar="NAME", help="what to call the device in its status")
+    machine_text = "what to call its machine; workers of one name share a memory; default: the host"
+    add("--machine", type=_machine_name, default="", metavar="NAME", help=machine_text)
     add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
     graces = (
@@ -137,6 +141,13 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-level", choices=list(LEVELS), default="info")
     add("--log-format", choices=["auto", "json", "console"], default="auto")
     return parser
+
+
+def _machine_name(text: str) -> str:
+    if len(text) > config.MACHINE_NAME_CHARS_MAX or not text.isprintable():
+        limit = f"{config.MACHINE_NAME_CHARS_MAX} printable characters"
+        raise argparse.ArgumentTypeError(f"{text[:20]!r}... is not a name of at most {limit}")
+    return text
 
 
 def _seconds(text: str) -> float:

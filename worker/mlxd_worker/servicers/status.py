@@ -27,6 +27,7 @@ from mlxd_shared.domain.figures import (
     MemoryFigures,
     WorkerFigures,
 )
+from mlxd_shared.ops.machine import memory_of as memory_of_machine
 from mlxd_shared.wire.convert import checked_duration_s
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import timestamp_to_pb, write
@@ -81,7 +82,9 @@ def status_to_pb(
     worker: Worker, figures: Figures, metrics: WorkerMetrics, *, model: str
 ) -> status_pb2.Status:
     """Return the process's status; its one worker only if `model` is empty or its own."""
-    memory = psutil.virtual_memory()
+    resident_nbytes = psutil.Process().memory_info().rss
+    host = memory_of_machine(worker.identity.machine, resident_nbytes=resident_nbytes)
+    host_memory = write(host, status_pb2.HostMemory)
     job = worker.job
     mine = {"", job.name, job.digest} if job else {""}
     return status_pb2.Status(
@@ -90,11 +93,8 @@ def status_to_pb(
         pid=os.getpid(),
         start_time=timestamp_to_pb(worker.identity.started_s),
         now=timestamp_to_pb(time.time()),
-        host_memory=status_pb2.HostMemory(
-            total_bytes=memory.total,
-            available_bytes=memory.available,
-            resident_bytes=psutil.Process().memory_info().rss,
-        ),
+        host_memory=host_memory,
+        machines=[host_memory],
         workers=[write(figures_of(worker, figures), status_pb2.WorkerStatus)]
         if model in mine
         else [],

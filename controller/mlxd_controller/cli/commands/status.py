@@ -7,13 +7,14 @@ from typing import Annotated
 
 import typer
 
-from mlxd.messages import Status, WorkerStatus
+from mlxd.messages import DeviceStatus, Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
 from mlxd_shared import config
+from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.domain.units import format_bytes, format_duration
 
 CLEAR = "\x1b[2J\x1b[H"
@@ -62,26 +63,42 @@ def _show(status: Status, *, as_json: bool) -> None:
     if as_json:
         show.json_line(status)
         return
-    host, up_s = status.host_memory, 0.0
-    if status.now is not None and status.start_time is not None:
-        up_s = (status.now - status.start_time).total_seconds()
-    lines = {
-        status.role.value: f"mlxd {status.version}, pid {status.pid}, up {format_duration(up_s)}",
-        "host memory": (
-            f"{format_bytes(host.available_nbytes)} of {format_bytes(host.total_nbytes)} available,"
-            f" {format_bytes(host.resident_nbytes)} in mlxd"
-        ),
-    }
-    for device in status.devices:
-        lines[device.name] = (
-            f"{device.product or device.kind}, {format_bytes(device.reserved_nbytes)} promised of"
-            f" {format_bytes(device.budget_nbytes)}, {format_bytes(device.held_nbytes)} held"
-            f"{', above its marks' if device.pressed else ''}"
-        )
-    show.fields(lines.items())
+    show.fields(describe(status))
     for worker in status.workers:
         typer.echo()
         show.fields(_worker(worker))
+
+
+def describe(status: Status) -> list[tuple[str, str]]:
+    """Return the lines about a process, its machines and their devices: names and texts."""
+    host, up_s = status.host_memory, 0.0
+    if status.now is not None and status.start_time is not None:
+        up_s = (status.now - status.start_time).total_seconds()
+    running = f"mlxd {status.version}, pid {status.pid}, up {format_duration(up_s)}"
+    others = [machine for machine in status.machines if machine.machine_id != host.machine_id]
+    return [  # no mapping: people name machines, and one may be called as another line is
+        (status.role.value, running),
+        ("host memory", _memory(host)),
+        *((machine.machine or "machine", _memory(machine)) for machine in others),
+        *((device.name, _device(device)) for device in status.devices),
+    ]
+
+
+def _device(device: DeviceStatus) -> str:
+    places = "" if device.models_max is None else f", models at most: {device.models_max}"
+    return (
+        f"{device.product or device.kind}, {format_bytes(device.reserved_nbytes)} promised of"
+        f" {format_bytes(device.budget_nbytes)}, {format_bytes(device.held_nbytes)} held{places}"
+        f"{', above its marks' if device.pressed else ''}{', lost' if device.lost else ''}"
+    )
+
+
+def _memory(machine: HostMemory) -> str:
+    return (
+        f"{format_bytes(machine.available_nbytes)} of {format_bytes(machine.total_nbytes)}"
+        f" available, {format_bytes(machine.resident_nbytes)} in mlxd"
+        f"{', lost' if machine.lost else ''}"
+    )
 
 
 def _worker(worker: WorkerStatus) -> list[tuple[str, str]]:

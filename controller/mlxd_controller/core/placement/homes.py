@@ -3,7 +3,10 @@
 Invariants:
 - A plan is for one device. A model has one for each device whose whole budget holds it; without any
   it is too large, whoever is evicted.
-- A device that holds it only with less context than is useful is left out where others do better.
+- Nothing lives on a lost device: a model that only lost ones could hold has no room until one is
+  back. That it is too large is said only of one that those could not hold either.
+- A device that holds it only with less context than is useful is left out where others do better,
+  lost ones too: to come back later helps whose prompt is long, a short context does not.
 - What an earlier model in the queue has a claim on, on a device, is offered to no later one.
 """
 
@@ -20,17 +23,23 @@ from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.measured import Known
 from mlxd_models.fit.plan import Device, Plan
 from mlxd_models.fit.planner import is_useful, plan_load
-from mlxd_shared.domain.errors import ModelTooLarge
+from mlxd_shared import config
+from mlxd_shared.domain.errors import ModelTooLarge, NoRoom
 from mlxd_shared.domain.requests import LoadSpec
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """What earlier models in the queue have a claim on, by device, and the place after them."""
+    """What earlier models in the queue have a claim on, by device, and the position after them."""
 
     claimed_bytes: Mapping[str, int]
-    claimed_slots: int
+    claimed_places: Mapping[str, int]
     position: int
+
+    @property
+    def claimed_slots(self) -> int:
+        """Every claim is on a slot as well."""
+        return sum(self.claimed_places.values())
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,14 +69,40 @@ class Home:
 
 def plans_for(
     model: Model, spec: LoadSpec, devices: tuple[Device, ...]
-) -> tuple[Plan, ...] | ModelTooLarge:
+) -> tuple[Plan, ...] | ModelTooLarge | NoRoom:
     """Return a plan for each device that can hold the model, at least one, in the devices' order.
 
     Or why there is none: by the device that comes closest.
     """
     plans = plans_of(model.facts, spec, devices, known=model.measured)
     closest = next(device for device in devices if device.name == plans[0].device)
-    return too_large(model, plans[0], closest) or plans
+    error = too_large(model, plans[0], closest)
+    if error is None and closest.lost:
+        homes = {plan.device for plan in plans}
+        return _out_of_reach(model, plans[0], [one for one in devices if one.name in homes])
+    return error or plans
+
+
+def _out_of_reach(model: Model, plan: Plan, lost: list[Device]) -> NoRoom:
+    """Return what to tell those who want a model that only these lost devices could hold."""
+    plan = plan.within(0)
+    return NoRoom(
+        model.name,
+        plan.need_bytes,
+        0,
+        config.NO_ROOM_RETRY_AFTER_S,
+        0,
+        lost[0].reserve_bytes,
+        *plan.term_bytes,
+        lost=", ".join(map(_name, lost)),
+    )
+
+
+def _name(device: Device) -> str:
+    """Return the name of a device, with those of the workers that would have to be there again."""
+    if not device.workers:
+        return device.name
+    return f"{device.name} ({', '.join(device.workers)})"
 
 
 def plans_of(
@@ -79,14 +114,15 @@ def plans_of(
 ) -> tuple[Plan, ...]:
     """Return a plan for each device that can hold such a model; without any, for the largest.
 
-    known: what was measured of the model before.
+    For lost devices where all such are lost. known: what was measured of the model before.
     """
     planned = [(plan_load(facts, spec, device, known=known), device) for device in devices]
-    fitting = [plan for plan, device in planned if plan.need_bytes <= device.budget_bytes]
-    if not fitting:
+    able = [pair for pair in planned if pair[0].need_bytes <= pair[1].budget_bytes]
+    if not able:
         return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
-    useful = [plan for plan in fitting if is_useful(plan, facts, spec)]
-    return tuple(useful or fitting)
+    good = [pair for pair in able if is_useful(pair[0], facts, spec)] or able
+    present = [pair for pair in good if not pair[1].lost]
+    return tuple(plan for plan, _ in present or good)
 
 
 def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
@@ -102,8 +138,19 @@ def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
 
 def _home(state: State, plan: Plan, rooms: Mapping[str, Room], line: Line) -> Home:
     device = state.device_named(plan.device)
+    assert device is not None, "a queued model has plans for the devices there are"
     room = rooms[device.name]
     free_bytes = room.free_bytes - line.claimed_bytes.get(device.name, 0)
-    short = Short(device, plan.least_bytes - free_bytes, 1 + line.claimed_slots - room.free_slots)
-    coming = Short(device, short.nbytes - room.coming_bytes, short.slots - room.coming_slots)
+    short = Short(
+        device,
+        plan.least_bytes - free_bytes,
+        1 + line.claimed_slots - room.free_slots,
+        1 + line.claimed_places.get(device.name, 0) - room.free_places,
+    )
+    coming = Short(
+        device,
+        short.nbytes - room.coming_bytes,
+        short.slots - room.coming_slots,
+        short.places - room.coming_places,
+    )
     return Home(plan, device, free_bytes, short, coming)

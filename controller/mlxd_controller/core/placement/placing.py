@@ -15,6 +15,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from mlxd_controller.core.actions import StartLoad
@@ -32,20 +33,19 @@ from mlxd_shared.domain.figures import LoadProgress
 
 def place_all(turn: Turn) -> None:
     """Start, or make room for, or refuse each queued model, in the order of their places."""
-    claimed_bytes: dict[str, int] = {}
-    claimed_slots = 0
+    claimed_bytes: Counter[str] = Counter()
+    claimed_places: Counter[str] = Counter()
     queue = turn.state.queue()
     if not queue:
         return
     for position, (model, queued) in enumerate(queue, start=1):
         if backs_off(turn, model, queued):
             continue
-        line = Line(claimed_bytes, claimed_slots, position)
+        line = Line(claimed_bytes, claimed_places, position)
         home = _place(turn, turn.state.models[model.digest], line)
         if home is not None:
-            name = home.device.name
-            claimed_bytes[name] = claimed_bytes.get(name, 0) + home.plan.least_bytes
-            claimed_slots += 1
+            claimed_bytes[home.device.name] += home.plan.least_bytes
+            claimed_places[home.device.name] += 1
     again_s = look_again_s(turn.state, turn.now_s)
     if again_s != turn.state.look_again_s:
         turn.state = replace(turn.state, look_again_s=again_s)

@@ -4,7 +4,7 @@ The soft mark is what is usable: at it the reserve is whole. The hard mark lies 
 of the budget above it. What counts is what workers hold by measure, not what they were promised.
 
 Each device has marks of its own. What follows is said of one device and the models that live on it:
-pressure on one leaves the others alone.
+pressure on one leaves the others alone. A lost device has no marks: nobody there can be told.
 
 Invariants:
 - Nothing is done before the hard mark is passed, nor once memory is below the soft one again; in

@@ -4,6 +4,8 @@ Invariants:
 - A model has one place however many wait for it, and keeps it while anybody waits.
 - Nobody waits for models in use for longer than ROOM_WAIT_MAX_S.
 - A load that is refused leaves no trace of its options.
+- The plans of who waits are for devices that are there. Where these become others, all are planned
+  anew; who could live on lost ones alone is refused at once.
 """
 
 from __future__ import annotations
@@ -19,19 +21,33 @@ from mlxd_controller.core.placement.homes import plans_for
 from mlxd_controller.core.placement.room import room_of
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
+from mlxd_models.fit.plan import Device
 from mlxd_shared import config
-from mlxd_shared.domain.errors import MlxdError, ModelTooLarge, NoRoom
+from mlxd_shared.domain.errors import MlxdError, NoRoom
 
 
 def enqueue(turn: Turn, model: Model, demand: Demand) -> Model:
     """Plan a load of `model` and give it a place in the queue, or refuse all who wait for it."""
     plans = plans_for(model, model.spec, turn.state.devices)
-    if isinstance(plans, ModelTooLarge):
+    if isinstance(plans, MlxdError):
         return _refuse(turn, model, demand, plans)
     place = turn.state.next_place
     turn.state = replace(turn.state, next_place=place + 1)
     queued = Queued(plans, place, since_s=turn.now_s, demand=demand, error=model.error)
     return turn.put(replace(model, phase=queued))
+
+
+def plan_anew(turn: Turn) -> None:
+    """Plan all queued models for the devices that there are now, or refuse all who wait for one.
+
+    Each keeps its place.
+    """
+    for model, queued in turn.state.queue():
+        plans = plans_for(model, model.spec, turn.state.devices)
+        if isinstance(plans, MlxdError):
+            _refuse(turn, model, queued.demand, plans)
+        else:
+            turn.put(replace(model, phase=replace(queued, plans=plans)))
 
 
 def place_of(state: State, queued: Queued) -> int:
@@ -41,23 +57,22 @@ def place_of(state: State, queued: Queued) -> int:
 
 def no_room(state: State, model: Model, queued: Queued, position: int) -> NoRoom:
     """Return what to tell those who wait for a queued model in vain."""
-    plan, free_bytes = max(
-        ((plan.within(0), _free_bytes(state, plan.device)) for plan in queued.plans),
-        key=lambda pair: pair[1] - pair[0].need_bytes,
-    )
+    plans = {plan.device: plan.within(0) for plan in queued.plans}
+    here = [device for device in state.devices if device.name in plans]
+    device = max(here, key=lambda one: _free_bytes(state, one) - plans[one.name].need_bytes)
+    plan = plans[device.name]
     return NoRoom(
         model.name,
         plan.need_bytes,
-        free_bytes,
+        _free_bytes(state, device),
         config.NO_ROOM_RETRY_AFTER_S,
         position,
-        state.device_named(plan.device).reserve_bytes,
+        device.reserve_bytes,
         *plan.term_bytes,
     )
 
 
-def _free_bytes(state: State, name: str) -> int:
-    device = state.device_named(name)
+def _free_bytes(state: State, device: Device) -> int:
     return 0 if device.name in state.pressed else max(0, room_of(state, device).free_bytes)
 
 

@@ -3,8 +3,8 @@
 Invariants:
 - What counts is what the models on the device were promised. What they are measured to hold has
   marks of its own: see `pressure`.
-- A slot is counted for each resident model, on whatever device; without a limit there is always
-  one more.
+- A slot is counted for each resident model, on whatever device, and a place on its own device;
+  without a limit there is always one more.
 """
 
 from __future__ import annotations
@@ -20,32 +20,60 @@ from mlxd_shared.domain.errors import ModelTooLarge
 
 @dataclass(frozen=True, slots=True)
 class Room:
-    """Bytes and model slots. `coming` is what models on their way out will give back."""
+    """Bytes, places of the device, and everybody's slots.
+
+    `coming` is what models on their way out will give back.
+    """
 
     free_bytes: int
     free_slots: int
+    free_places: int
     coming_bytes: int
     coming_slots: int
+    coming_places: int
 
 
 def rooms_of(state: State) -> dict[str, Room]:
-    """Return what is free on each device now and what is about to be; the slots are everybody's."""
-    free_bytes = {device.name: device.usable_bytes for device in state.devices}
+    """Return what is free on each device now and what is about to be; the slots are everybody's.
+
+    Nothing is free on a lost device. What lives where there is no device takes a slot alone.
+    """
+    free_bytes = {
+        device.name: 0 if device.lost else device.usable_bytes for device in state.devices
+    }
     coming_bytes = dict.fromkeys(free_bytes, 0)
-    free_slots = len(state.models) + 1 if state.max_loaded is None else state.max_loaded
+    coming_places = dict.fromkeys(free_bytes, 0)
+    more = len(state.models) + 1
+    free_slots = more if state.max_loaded is None else state.max_loaded
+    free_places = {
+        device.name: more if device.models_max is None else device.models_max
+        for device in state.devices
+    }
     coming_slots = 0
     for model in state.models.values():
         nbytes = model.reserved_bytes
         if not nbytes:
             continue
         home = state.home_of(model)
+        leaving = isinstance(model.phase, Draining | Unloading)
         free_slots -= 1
+        coming_slots += leaving
+        if home not in free_bytes:
+            continue
         free_bytes[home] -= nbytes
-        if isinstance(model.phase, Draining | Unloading):
+        free_places[home] -= 1
+        if leaving:
             coming_bytes[home] += nbytes
-            coming_slots += 1
+            coming_places[home] += 1
     return {
-        name: Room(nbytes, free_slots, coming_bytes[name], coming_slots)
+        name: Room(
+            nbytes,
+            free_slots,
+            free_places[name],
+            coming_bytes[name],
+            coming_slots,
+            coming_places[name],
+        )
         for name, nbytes in free_bytes.items()
     }
 

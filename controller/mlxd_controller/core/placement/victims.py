@@ -3,7 +3,8 @@
 Invariants:
 - Nothing that loads or leaves is offered, and nothing pinned or too young.
 - What is in use is offered only to be held until it is idle, never to be evicted.
-- A model makes room on its own device. What only a slot is lacking for may be had on any.
+- A model makes room on its own device, and a place. What only a slot is lacking for may be had on
+  any.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from mlxd_models.fit.plan import Device
 
 @dataclass(frozen=True, slots=True)
 class Short:
-    """What is lacking on a device: bytes and slots; nothing where neither is above 0."""
+    """What is lacking on a device: bytes, slots and places; nothing where none is above 0."""
 
     device: Device
     nbytes: int
     slots: int
+    places: int = 0
 
     @property
     def nothing(self) -> bool:
         """Whether nothing is."""
-        return self.nbytes <= 0 and self.slots <= 0
+        return self.nbytes <= 0 and self.slots <= 0 and self.places <= 0
 
 
 def candidates(state: State, now_s: float, *, in_use: bool = False) -> list[Model]:
@@ -46,7 +48,10 @@ def choose(state: State, offered: list[Model], short: Short) -> tuple[evict.Vict
     if len(offered) < short.slots or state.reserved_on(short.device, offered) < short.nbytes:
         return None  # the usual case while models are in use: what they cost need not be known
     return evict.choose(
-        _offer(state, offered, short), shortfall_bytes=short.nbytes, shortfall_slots=short.slots
+        _offer(state, offered, short),
+        shortfall_bytes=short.nbytes,
+        shortfall_slots=short.slots,
+        shortfall_places=short.places,
     )
 
 
@@ -77,6 +82,7 @@ def _offer(state: State, models: list[Model], short: Short) -> tuple[evict.Victi
                 model.load_s, reuse.requests_ahead(model.usage, total_uses=uses, now_s=last_s)
             ),
             priority=model.spec.priority or 0,
+            places=int(here),
         )
         for model in models
         if (here := state.lives_on(model, short.device)) or short.slots > 0
