@@ -80,6 +80,8 @@ def _by_api(openai_handler: Handler, anthropic_handler: Handler) -> Handler:
     """Return a handler of a path that two APIs share."""
 
     async def choose(request: Request) -> Response:
+        if not request.path_params.get("name", "any"):
+            raise HTTPException(HTTPStatus.NOT_FOUND)
         is_anthropic = api_of(request.scope) is Api.ANTHROPIC
         return await (anthropic_handler if is_anthropic else openai_handler)(request)
 

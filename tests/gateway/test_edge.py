@@ -127,6 +127,14 @@ async def test_pages_of_named_origins_alone() -> None:
 
 
 @pytest.mark.asyncio
+async def test_no_name_is_no_model() -> None:
+    """The default model is for requests that name none, not for a question about one."""
+    async with serving(Answers()) as fake, gateway_over(fake.address) as web:
+        assert (await web.http.get("/v1/models/")).status_code == 404
+        assert fake.requests == []
+
+
+@pytest.mark.asyncio
 async def test_a_page_reads_why_it_is_refused() -> None:
     """Refusals of the edge too are readable for a page that was named, and for no other."""
     async with (

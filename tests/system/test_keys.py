@@ -84,11 +84,20 @@ async def test_over_grpc(tmp_path: Path, models: tuple[str, ...]) -> None:
     issued = Issued(tmp_path)
     await issued.add("writer", "--model", "demo", "--requests-per-minute", "2")
     await issued.add("watcher", "--scope", "observe", "--scope", "manage")
+    await issued.add("keeper", "--scope", "manage", "--model", "other")
     async with (
         serve_web(*models, "--keys-file", str(issued.keys_file)) as web,
         issued.client(web, "writer") as writer,
         issued.client(web, "watcher") as watcher,
+        issued.client(web, "keeper") as keeper,
     ):
+        for name in ("demo", str(DEMO)):
+            with pytest.raises(NotAllowed, match=f"the model '{name}'"):
+                _ = [update async for update in keeper.load(name)]
+        with pytest.raises(NotAllowed, match="the model 'demo'"):
+            await keeper.unload("demo")
+        with pytest.raises(NotAllowed, match="the model 'demo'"):
+            await keeper.forget("demo")
         with pytest.raises(NotAllowed, match="the scope observe"):
             await writer.status()
         with pytest.raises(NotAllowed, match="the scope infer"):

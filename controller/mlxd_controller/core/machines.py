@@ -30,8 +30,11 @@ def note_devices(turn: Turn, event: MemoryRead) -> None:
     note_memory(turn)
 
 
-def _reach(state: State) -> frozenset[tuple[str, bool]]:
-    return frozenset((device.name, device.lost) for device in state.devices)
+def _reach(state: State) -> frozenset[tuple[str, str, int, bool]]:
+    """Return what plans are made for: a device of one name may be of another machine now."""
+    return frozenset(
+        (device.name, device.node, device.budget_bytes, device.lost) for device in state.devices
+    )
 
 
 def _end_lost(turn: Turn) -> None:

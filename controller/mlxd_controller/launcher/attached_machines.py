@@ -41,12 +41,17 @@ class AttachedMachine:
 
     @property
     def memory(self) -> HostMemory:
-        """Its memory: the least that was said, because what was said last may be older."""
+        """Its memory: the least of what those say who speak; where nobody does, of what they said.
+
+        What a worker said that is gone since says nothing of the machine as it is now.
+        """
+        speaking = [station.status for station in self.stations if station.status is not None]
+        hosts = [status.host for status in speaking or self.said]
         return HostMemory(
             machine=self.node,
             machine_id=self.said[0].host.machine_id,
-            total_nbytes=min(status.host.total_nbytes for status in self.said),
-            available_nbytes=min(status.host.available_nbytes for status in self.said),
+            total_nbytes=min(host.total_nbytes for host in hosts),
+            available_nbytes=min(host.available_nbytes for host in hosts),
             resident_nbytes=sum(
                 station.figures.memory.resident_nbytes
                 for station in self.stations

@@ -115,8 +115,7 @@ class Allowances:
 
     def _check(self, account: _Account, names: tuple[str, ...]) -> None:
         key, now_s = account.key, self.clock.now_s()
-        if key.models and key.models.isdisjoint(names):
-            raise NotAllowed(key.name, f"the model {names[0]!r}")
+        key.check_model(*names)
         if key.streams is not None and account.streams >= key.streams:
             raise KeyLimit(key.name, "requests at once", key.streams, STREAMS_RETRY_S)
         rates = ((account.requests, "requests a minute"), (account.tokens, "tokens a minute"))

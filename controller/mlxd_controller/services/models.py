@@ -27,6 +27,7 @@ from mlxd_models.fit.options import check_options
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
 from mlxd_shared.wire.interceptors import Context
 
@@ -75,9 +76,14 @@ class ModelService:
         spec = load_from_pb(request.options)
         if request.cancel_on_disconnect:
             raise FieldNotServed("cancel_on_disconnect")
+        is_folder = request.model.startswith("/")
+        if is_folder:  # its names are its caller's to choose
+            _check_key(request.model)
         ref = await self._catalog.find_to_load(
             request.model, name=request.name, keep=not request.validate_only
         )
+        if not is_folder:
+            _check_key(ref.name, request.model)
         # Of a model of mlx-lm's the rest is known once a worker has it.
         check_options(ref.facts, spec, exact=not ref.facts.caches.foreign)
         if request.validate_only:
@@ -108,6 +114,7 @@ class ModelService:
             limit = f"{grace_s:g} s is outside [0, {UNLOAD_GRACE_MAX_S:g}]"
             raise InvalidRequest.of("grace", limit)
         ref = await self._catalog.find(request.model)
+        _check_key(ref.name, request.model)
         aborted = await self._runtime.unload(ref.digest, grace_s=grace_s, force=request.force)
         return model_pb2.UnloadModelResponse(model=self._view(ref), streams_aborted=aborted)
 
@@ -115,6 +122,7 @@ class ModelService:
         self, request: model_pb2.ForgetModelRequest, context: Context
     ) -> model_pb2.ForgetModelResponse:
         """Forget a name that a load gave to a folder."""
+        _check_key(request.name)
         return model_pb2.ForgetModelResponse(names=await self._catalog.forget(request.name))
 
     async def WatchModels(
@@ -152,6 +160,13 @@ class ModelService:
         fit_report = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
         return report_to_pb(fit_report, ref, names)
+
+
+def _check_key(*names: str) -> None:
+    """Refuse what the caller's key, if it has one, is not for; see `Key.check_model`."""
+    key = current_caller.get().key
+    if key is not None:
+        key.check_model(*names)
 
 
 async def _until_ready(

@@ -57,6 +57,8 @@ def ask_generate(request: r.GenerateRequest) -> Ask:
     if request.raw:
         if request.system:
             raise BadField("system", "means nothing with raw")
+        if request.think:
+            raise BadField("think", "means nothing with raw")
         return _ask(request, prompt)
     system = (ChatMessage("system", request.system),) if request.system else ()
     chat = Chat((*system, ChatMessage("user", prompt)), variables_json=_variables(request.think))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any
 
 from mlxd import (
@@ -105,7 +106,7 @@ def completion_logprobs(positions: Sequence[PositionLogprobs], offset: int) -> O
     if not positions:
         return None
     tokens = [each.chosen.text_bytes.decode(errors="replace") for each in positions]
-    offsets = [offset + sum(map(len, tokens[:index])) for index in range(len(tokens))]
+    offsets = list(accumulate(map(len, tokens[:-1]), initial=offset))
     tops = (
         {token.text_bytes.decode(errors="replace"): token.logprob for token in each.top}
         for each in positions

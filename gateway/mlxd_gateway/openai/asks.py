@@ -25,6 +25,7 @@ FIELDS = MappingProxyType(
     {
         "response_format.json_schema": "response_format.json_schema.schema",
         "text": "prompt",
+        "tokens": "prompt",
         "tokens.ids": "prompt",
         "chat.template_variables_json": "chat_template_kwargs",
         "chat.messages": "messages",

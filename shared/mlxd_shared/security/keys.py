@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mlxd_shared import config
-from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
+from mlxd_shared.domain.errors import BadCredentials, InvalidRequest, NotAllowed
 
 PREFIX: Final = "mlxd-"
 """What every key begins with, so that scanners of repositories know one when they see it."""
@@ -54,6 +54,15 @@ class Key:
     streams: int | None = None
     requests_per_minute: int | None = None
     tokens_per_minute: int | None = None
+
+    def check_model(self, *names: str) -> None:
+        """Refuse a model, which is known by `names`, that the key is not for.
+
+        Raises:
+            NotAllowed: none of the names is among its models; says the first one.
+        """
+        if self.models and self.models.isdisjoint(names):
+            raise NotAllowed(self.name, f"the model {names[0]!r}")
 
 
 @dataclass(frozen=True, slots=True)

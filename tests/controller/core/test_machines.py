@@ -213,6 +213,18 @@ def test_queued_models_are_planned_anew_when_the_devices_change() -> None:
     assert [plan.device for plan in queued.plans] == ["n1/cpu", "n2/cpu"]
 
 
+def test_another_machine_of_the_same_name_has_models_planned_anew() -> None:
+    """What could live on the former one may be too large for the one that is called so now."""
+    (former,) = machines(1)
+    former = replace(former, models_max=0)  # its worker is being started again
+    talk = Conversation(former)
+    waiting, _ = talk.arrive("m")
+
+    talk.send(ev.MemoryRead((replace(former, node="other", budget_bytes=ONE // 4),)))
+
+    assert isinstance(talk.refusal(waiting), ModelTooLarge)
+
+
 def test_who_has_no_machine_left_is_told_when_to_come_back() -> None:
     """NoRoom at once for those who wait and those who come, with the machines; then as before."""
     talk = Conversation(*machines(1, 1))

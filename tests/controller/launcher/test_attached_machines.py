@@ -112,6 +112,22 @@ async def test_a_worker_that_falls_silent_takes_its_place_along() -> None:
 
 
 @pytest.mark.asyncio
+async def test_what_a_worker_said_that_is_gone_says_nothing_of_the_machine() -> None:
+    """The least that those say who speak; of one that was short before it went, no more."""
+    gone, left = Scripted("1", on="a"), Scripted("2", on="a")
+    gone.host.available_bytes = 500
+    async with attach_launcher(gone, left) as launcher:
+        probe = probe_of(launcher)
+        (before,) = probe.read(())
+        process = await launcher.launch(model="m", incarnation="", device="cpu")
+        gone.fall_silent()
+        await asyncio.wait_for(process.wait_exited(), TIMEOUT_S)
+        (after,) = probe.read(())
+
+    assert (before.usable_bytes, after.usable_bytes) == (700, 5_100)
+
+
+@pytest.mark.asyncio
 async def test_a_silent_worker_that_counts_as_there_is_waited_for_a_moment() -> None:
     """Whether anybody uses it or not, because models are placed there meanwhile."""
     async with attach_launcher(Scripted("i"), silence_s_max=9.0) as launcher:

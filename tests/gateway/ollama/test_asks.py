@@ -50,6 +50,8 @@ def test_a_prompt_is_a_turn_of_a_chat_unless_raw() -> None:
     assert (raw.prompt, raw.plain) == ("p", None)
     with pytest.raises(BadField):
         generate_of(raw=True, system="s")
+    with pytest.raises(BadField):
+        generate_of(raw=True, think="high")
 
 
 def test_messages() -> None:

@@ -123,7 +123,9 @@ def test_prompts_of_a_completion() -> None:
     """A text, or token ids, alone or as the only entry of a list."""
     prompts = [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))]
     for prompt, expected in prompts:
-        assert ask_completion(read(r.CompletionRequest, {"prompt": prompt})).prompt == expected
+        ask = ask_completion(read(r.CompletionRequest, {"prompt": prompt}))
+        assert ask.prompt == expected
+        assert {ask.rename(field) for field in ("text", "tokens", "tokens.ids")} == {"prompt"}
 
 
 REFUSED = [
