@@ -110,7 +110,8 @@ async def test_openai(models: tuple[str, ...]) -> None:
             model="demo", input=["a king", "a queen"], encoding_format="float"
         )
         packed = await client.embeddings.create(model="demo", input=["a king", "a queen"])
-        assert packed.data[1].embedding == pytest.approx(floats.data[1].embedding)
+        # Read together, texts differ by rounding from one time to another.
+        assert packed.data[1].embedding == pytest.approx(floats.data[1].embedding, abs=1e-5)
         assert packed.usage.prompt_tokens > 0
 
 
