@@ -19,7 +19,8 @@ from mlxd import (
 from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
-from mlxd_gateway.common.texts import ABSENT, join_objects, json_of
+from mlxd_gateway.common.fates import ABSENT
+from mlxd_gateway.common.texts import join_objects, json_of
 
 FIELDS = MappingProxyType(
     {

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Raw
 
-from mlxd_gateway.common.fates import honour, pass_over, turn_down
-from mlxd_gateway.common.texts import ABSENT
+from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
 
 NO_SIGHT = "no model here sees: text alone"
 OF_CACHE = "prefixes are kept by themselves"
@@ -16,14 +16,14 @@ OF_ACCOUNT = "concerns an account with Anthropic"
 
 
 class _Block(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
-    cache_control: Annotated[Any, pass_over(OF_CACHE)] = None
+    cache_control: Annotated[Raw, pass_over(OF_CACHE)] = ABSENT
 
 
 class Text(_Block, tag="text"):
     """Text."""
 
     text: str
-    citations: Annotated[Any, pass_over("models are not shown them")] = None
+    citations: Annotated[Raw, pass_over("models are not shown them")] = ABSENT
 
 
 class Thinking(_Block, tag="thinking"):
@@ -44,8 +44,8 @@ class ToolUse(_Block, tag="tool_use"):
 
     id: str
     name: str
-    input: msgspec.Raw
-    caller: Annotated[Any, pass_over("models are not shown it")] = None
+    input: Raw
+    caller: Annotated[Raw, pass_over("models are not shown it")] = ABSENT
     toolset_name: Annotated[str | None, turn_down(OF_SERVER)] = None
 
 
@@ -97,14 +97,14 @@ class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     name: str
     description: str | None = None
-    input_schema: msgspec.Raw = ABSENT
+    input_schema: Raw = ABSENT
     type: Annotated[str | None, turn_down(OF_SERVER, neutral=("custom",))] = None
     strict: Annotated[bool | None, honour("arguments match the schema")] = None
     allowed_callers: Annotated[list[str] | None, turn_down(OF_SERVER, neutral=(["direct"],))] = None
-    cache_control: Annotated[Any, pass_over(OF_CACHE)] = None
+    cache_control: Annotated[Raw, pass_over(OF_CACHE)] = ABSENT
     defer_loading: Annotated[bool | None, turn_down("every tool is shown", neutral=(False,))] = None
-    eager_input_streaming: Annotated[Any, pass_over("a call comes when it is whole")] = None
-    input_examples: Annotated[Any, pass_over("models are not shown them")] = None
+    eager_input_streaming: Annotated[Raw, pass_over("a call comes when it is whole")] = ABSENT
+    input_examples: Annotated[Raw, pass_over("models are not shown them")] = ABSENT
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -119,7 +119,7 @@ class ThinkingOn(msgspec.Struct, tag="enabled", tag_field="type", forbid_unknown
     """The model is to think."""
 
     budget_tokens: Annotated[int, pass_over("thinking has no bound of its own")]
-    display: Annotated[Any, pass_over("what a model thinks is shown")] = None
+    display: Annotated[Raw, pass_over("what a model thinks is shown")] = ABSENT
 
 
 class ThinkingOff(msgspec.Struct, tag="disabled", tag_field="type", forbid_unknown_fields=True):
@@ -129,13 +129,13 @@ class ThinkingOff(msgspec.Struct, tag="disabled", tag_field="type", forbid_unkno
 class ThinkingFree(msgspec.Struct, tag="adaptive", tag_field="type", forbid_unknown_fields=True):
     """The model thinks as it likes."""
 
-    display: Annotated[Any, pass_over("what a model thinks is shown")] = None
+    display: Annotated[Raw, pass_over("what a model thinks is shown")] = ABSENT
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
     """A schema that the answer matches."""
 
-    schema: msgspec.Raw
+    schema: Raw
     type: Literal["json_schema"]
 
 
@@ -146,7 +146,7 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
         None
     )
     format: OutputFormat | None = None
-    task_budget: Annotated[Any, pass_over("models are not shown it")] = None
+    task_budget: Annotated[Raw, pass_over("models are not shown it")] = ABSENT
 
 
 class _Conversation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -160,11 +160,11 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         honour("enable_thinking, a variable of the chat's template"),
     ] = None
     output_config: OutputConfig | None = None
-    cache_control: Annotated[Any, pass_over(OF_CACHE)] = None
-    context_management: Annotated[Any, pass_over("nothing is cut here")] = None
+    cache_control: Annotated[Raw, pass_over(OF_CACHE)] = ABSENT
+    context_management: Annotated[Raw, pass_over("nothing is cut here")] = ABSENT
     speed: Annotated[str | None, turn_down("there is one speed", neutral=("standard",))] = None
-    user_profile_id: Annotated[Any, pass_over(OF_ACCOUNT)] = None
-    workspace_id: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    user_profile_id: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
+    workspace_id: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
 
 
 class MessageRequest(_Conversation, kw_only=True):
@@ -176,11 +176,11 @@ class MessageRequest(_Conversation, kw_only=True):
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
-    metadata: Annotated[Any, pass_over("names an end user to Anthropic")] = None
-    service_tier: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    metadata: Annotated[Raw, pass_over("names an end user to Anthropic")] = ABSENT
+    service_tier: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
     container: Annotated[Any, turn_down(OF_SERVER)] = None
-    diagnostics: Annotated[Any, pass_over(OF_ACCOUNT)] = None
-    inference_geo: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    diagnostics: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
+    inference_geo: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
 
 
 class CountRequest(_Conversation, kw_only=True):

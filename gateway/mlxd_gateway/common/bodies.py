@@ -19,7 +19,7 @@ import msgspec
 from starlette.requests import Request
 
 from mlxd_gateway.common.failures import BadField, Failure, FailureKind, Refused
-from mlxd_gateway.common.fates import refuse
+from mlxd_gateway.common.fates import let_go, refuse
 from mlxd_shared import config
 
 _T = TypeVar("_T", bound=msgspec.Struct)
@@ -71,6 +71,7 @@ def reader_of(kind: type[_T]) -> Callable[[Request], Coroutine[Any, Any, _T]]:
         with room.lend() as take:
             struct = decode(decoder, await read_body(request, take))
         refuse(struct)
+        let_go(struct)
         return struct
 
     return read

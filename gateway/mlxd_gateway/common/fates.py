@@ -16,6 +16,9 @@ import msgspec
 
 from mlxd_gateway.common.failures import BadField
 
+ABSENT = msgspec.Raw()
+"""The default of a field that holds any JSON."""
+
 
 class Kind(enum.Enum):
     """What a gateway does with a field that has a value."""
@@ -43,7 +46,10 @@ def honour(why: str) -> Fate:
 
 
 def pass_over(why: str) -> Fate:
-    """Return the fate of a field that clients send though nothing here depends on it."""
+    """Return the fate of a field that clients send though nothing here depends on it.
+
+    Such a field is a `msgspec.Raw`: nothing is made of what it holds, however much that is.
+    """
     return Fate(Kind.PASSED_OVER, why)
 
 
@@ -67,14 +73,12 @@ def _fate(hint: object) -> Fate:
 
 
 @functools.cache
-def _list_refusable(kind: type[msgspec.Struct]) -> tuple[tuple[str, str, Fate], ...]:
-    """Return those fields of a struct that may be refused: attribute, name in JSON, fate."""
+def _list_of(kind: type[msgspec.Struct], wanted: Kind) -> tuple[tuple[str, str, Fate], ...]:
+    """Return the fields of a struct that have such a fate: attribute, name in JSON, fate."""
     names = zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True)
     fates = fates_of(kind)
     return tuple(
-        (name, encoded, fates[encoded])
-        for name, encoded in names
-        if fates[encoded].kind is Kind.REFUSED
+        (name, encoded, fates[encoded]) for name, encoded in names if fates[encoded].kind is wanted
     )
 
 
@@ -84,25 +88,32 @@ def refuse(request: msgspec.Struct) -> None:
     Raises:
         BadField: naming the first such field by its path, and why.
     """
-    for path, fate in _find_refused(request, ""):
-        raise BadField(path, fate.why)
+    for path, struct in _structs_in(request, ""):
+        for name, encoded, fate in _list_of(type(struct), Kind.REFUSED):
+            content = _plain(getattr(struct, name))
+            if content is not None and content not in fate.neutral:
+                raise BadField(_join(path, encoded), fate.why)
 
 
-def _find_refused(struct: msgspec.Struct, path: str) -> Iterator[tuple[str, Fate]]:
-    """Yield what is refused of a struct and of those in it; other values have no fields."""
+def let_go(request: msgspec.Struct) -> None:
+    """Give up what is passed over of a request, at any depth: it keeps the whole body alive."""
+    for _, struct in _structs_in(request, ""):
+        for name, _, _ in _list_of(type(struct), Kind.PASSED_OVER):
+            setattr(struct, name, ABSENT)
+
+
+def _structs_in(struct: msgspec.Struct, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
+    """Yield a struct and those in it, each with its path; other values have no fields."""
+    yield path, struct
     kind = type(struct)
-    for name, encoded, fate in _list_refusable(kind):
-        content = _plain(getattr(struct, name))
-        if content is not None and content not in fate.neutral:
-            yield _join(path, encoded), fate
     for name, encoded in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
         content = getattr(struct, name)
         if isinstance(content, msgspec.Struct):
-            yield from _find_refused(content, _join(path, encoded))
+            yield from _structs_in(content, _join(path, encoded))
         elif isinstance(content, list):
             for index, entry in enumerate(content):
                 if isinstance(entry, msgspec.Struct):
-                    yield from _find_refused(entry, f"{_join(path, encoded)}[{index}]")
+                    yield from _structs_in(entry, f"{_join(path, encoded)}[{index}]")
 
 
 def _join(path: str, name: str) -> str:

@@ -9,9 +9,6 @@ import msgspec
 
 from mlxd_gateway.common.failures import BadField
 
-ABSENT = msgspec.Raw()
-"""The default of a field that holds any JSON."""
-
 
 def json_of(raw: msgspec.Raw) -> str:
     """Return the JSON of a field, as it was sent; empty where there is none, or null."""

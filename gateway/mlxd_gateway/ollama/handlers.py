@@ -11,7 +11,7 @@ from starlette.routing import Route
 from mlxd import Client, Completion, LoadSpec, Model, ModelState, __version__
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.bodies import reader_of
-from mlxd_gateway.common.endpoints import client_of, embed_texts, generation_of
+from mlxd_gateway.common.endpoints import client_of, clients_of, embed_texts, generation_of
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.generation import under_any_name
 from mlxd_gateway.common.responses import LINES, gather, json_response, stream, while_there
@@ -55,19 +55,19 @@ async def _load(
     request: Request, body: r.ChatRequest | r.GenerateRequest, lines: a.Lines
 ) -> Response:
     """Load the model, or unload it where it is to stay for no time."""
-    client = client_of(request)
     stays_s = keep_alive_s(body.keep_alive)
+    async with clients_of(request).lend() as client:  # it takes as long as it takes
 
-    async def load(name: str) -> None:
-        async with client.load(name, options=LoadSpec(keep_alive_s=stays_s)) as updates:
-            async for _ in updates:
-                pass
+        async def load(name: str) -> None:
+            async with client.load(name, options=LoadSpec(keep_alive_s=stays_s)) as updates:
+                async for _ in updates:
+                    pass
 
-    if stays_s == 0:
-        await while_there(request, under_any_name(body.model, client.unload))
-        return json_response(lines.empty("unload"))
-    await while_there(request, under_any_name(body.model, load))
-    return json_response(lines.empty("load"))
+        if stays_s == 0:
+            await while_there(request, under_any_name(body.model, client.unload))
+            return json_response(lines.empty("unload"))
+        await while_there(request, under_any_name(body.model, load))
+        return json_response(lines.empty("load"))
 
 
 async def embed(request: Request) -> Response:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Raw
 
-from mlxd_gateway.common.fates import honour, pass_over, turn_down
-from mlxd_gateway.common.texts import ABSENT
+from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
 
 NO_SIGHT = "no model here sees: text alone"
 AT_LOAD = "chosen when a model is loaded, for all its requests"
@@ -33,32 +33,32 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     typical_p: Annotated[float | None, turn_down(NO_SAMPLER, neutral=(1.0,))] = None
     tfs_z: Annotated[float | None, turn_down(NO_SAMPLER, neutral=(1.0,))] = None
     mirostat: Annotated[int | None, turn_down(NO_SAMPLER, neutral=(0,))] = None
-    mirostat_tau: Annotated[Any, pass_over("means nothing without mirostat")] = None
-    mirostat_eta: Annotated[Any, pass_over("means nothing without mirostat")] = None
+    mirostat_tau: Annotated[Raw, pass_over("means nothing without mirostat")] = ABSENT
+    mirostat_eta: Annotated[Raw, pass_over("means nothing without mirostat")] = ABSENT
     penalize_newline: Annotated[bool | None, turn_down(NO_SAMPLER, neutral=(True,))] = None
-    num_ctx: Annotated[Any, pass_over(AT_LOAD)] = None
-    num_keep: Annotated[Any, pass_over("no prompt is cut")] = None
-    num_batch: Annotated[Any, pass_over(AT_LOAD)] = None
-    num_gpu: Annotated[Any, pass_over(AT_LOAD)] = None
-    main_gpu: Annotated[Any, pass_over(AT_LOAD)] = None
-    num_thread: Annotated[Any, pass_over(AT_LOAD)] = None
-    numa: Annotated[Any, pass_over(AT_LOAD)] = None
-    low_vram: Annotated[Any, pass_over(AT_LOAD)] = None
-    f16_kv: Annotated[Any, pass_over(AT_LOAD)] = None
-    logits_all: Annotated[Any, pass_over(AT_LOAD)] = None
+    num_ctx: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    num_keep: Annotated[Raw, pass_over("no prompt is cut")] = ABSENT
+    num_batch: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    num_gpu: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    main_gpu: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    num_thread: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    numa: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    low_vram: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    f16_kv: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    logits_all: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
     vocab_only: Annotated[bool | None, turn_down("models come whole", neutral=(False,))] = None
-    use_mmap: Annotated[Any, pass_over(AT_LOAD)] = None
-    use_mlock: Annotated[Any, pass_over(AT_LOAD)] = None
-    embedding_only: Annotated[Any, pass_over(AT_LOAD)] = None
+    use_mmap: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    use_mlock: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
+    embedding_only: Annotated[Raw, pass_over(AT_LOAD)] = ABSENT
 
 
 class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
     """The function of a call."""
 
     name: str
-    arguments: msgspec.Raw
-    index: Annotated[Any, pass_over("part of an answer that is sent back")] = None
-    description: Annotated[Any, pass_over("models are not shown it")] = None
+    arguments: Raw
+    index: Annotated[Raw, pass_over("part of an answer that is sent back")] = ABSENT
+    description: Annotated[Raw, pass_over("models are not shown it")] = ABSENT
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):
@@ -66,7 +66,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
 
     function: CalledFunction
     id: str = ""
-    type: Annotated[Any, pass_over("there are functions alone")] = None
+    type: Annotated[Raw, pass_over("there are functions alone")] = ABSENT
 
 
 class Message(msgspec.Struct, forbid_unknown_fields=True):
@@ -86,7 +86,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     name: str | None = None
     description: str | None = None
-    parameters: msgspec.Raw = ABSENT
+    parameters: Raw = ABSENT
     strict: Annotated[bool | None, honour("arguments match the parameters")] = None
 
 
@@ -101,7 +101,7 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str
     stream: bool | None = None
     options: Options | None = None
-    format: Annotated[msgspec.Raw, honour('"json", or a JSON schema')] = ABSENT
+    format: Annotated[Raw, honour('"json", or a JSON schema')] = ABSENT
     keep_alive: Annotated[float | str | None, honour("seconds, or such as 5m; -1 for ever")] = None
     think: Annotated[bool | str | None, honour(THINK)] = None
     logprobs: bool | None = None
@@ -147,8 +147,8 @@ class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     truncate: Annotated[
         bool | None, honour("true is not: a text that is too long is refused in any case")
     ] = None
-    options: Annotated[Any, pass_over("nothing is drawn")] = None
-    keep_alive: Annotated[Any, pass_over("in force as the last generation said")] = None
+    options: Annotated[Raw, pass_over("nothing is drawn")] = ABSENT
+    keep_alive: Annotated[Raw, pass_over("in force as the last generation said")] = ABSENT
 
 
 class OldEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -156,8 +156,8 @@ class OldEmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str
     prompt: str
-    options: Annotated[Any, pass_over("nothing is drawn")] = None
-    keep_alive: Annotated[Any, pass_over("in force as the last generation said")] = None
+    options: Annotated[Raw, pass_over("nothing is drawn")] = ABSENT
+    keep_alive: Annotated[Raw, pass_over("in force as the last generation said")] = ABSENT
 
 
 class ShowRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -165,4 +165,4 @@ class ShowRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
     model: str = ""
     name: Annotated[str, honour("the older name of model")] = ""
-    verbose: Annotated[Any, pass_over("nothing is left out")] = None
+    verbose: Annotated[Raw, pass_over("nothing is left out")] = ABSENT

@@ -9,9 +9,9 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 import msgspec
+from msgspec import Raw
 
-from mlxd_gateway.common.fates import honour, pass_over, turn_down
-from mlxd_gateway.common.texts import ABSENT
+from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
 
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
@@ -22,7 +22,7 @@ class Text(msgspec.Struct, tag="text", forbid_unknown_fields=True):
     """A part of a message: text."""
 
     text: str
-    prompt_cache_breakpoint: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
+    prompt_cache_breakpoint: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
 
 
 class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
@@ -90,7 +90,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+    index: Annotated[Raw, pass_over("part of an answer that is sent back")] = ABSENT
 
 
 class Assistant(_Message, tag="assistant", kw_only=True):
@@ -100,8 +100,8 @@ class Assistant(_Message, tag="assistant", kw_only=True):
     tool_calls: list[Call] | None = None
     reasoning_content: Annotated[str | None, honour("the reasoning before the content")] = None
     reasoning: Annotated[str | None, honour("another name of reasoning_content")] = None
-    refusal: Annotated[Any, pass_over("part of an answer that is sent back")] = None
-    annotations: Annotated[Any, pass_over("part of an answer that is sent back")] = None
+    refusal: Annotated[Raw, pass_over("part of an answer that is sent back")] = ABSENT
+    annotations: Annotated[Raw, pass_over("part of an answer that is sent back")] = ABSENT
     audio: Annotated[Any, turn_down(NO_SOUND)] = None
     function_call: Annotated[Any, turn_down("the older form of tool_calls")] = None
 
@@ -111,7 +111,7 @@ class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
     name: str
     description: str | None = None
-    parameters: msgspec.Raw = ABSENT
+    parameters: Raw = ABSENT
     strict: Annotated[bool | None, honour("arguments match the parameters")] = None
 
 
@@ -150,8 +150,8 @@ class JsonSchema(msgspec.Struct, forbid_unknown_fields=True):
     """A schema that the answer matches; always strictly."""
 
     name: Annotated[str, pass_over("models are not shown it")]
-    schema: msgspec.Raw = ABSENT
-    description: Annotated[Any, pass_over("models are not shown it")] = None
+    schema: Raw = ABSENT
+    description: Annotated[Raw, pass_over("models are not shown it")] = ABSENT
     strict: Annotated[bool | None, honour("answers match in any case")] = None
 
 
@@ -174,8 +174,8 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 
     include_usage: bool | None = None
     include_obfuscation: Annotated[
-        Any, pass_over("hides lengths from who watches the network; nothing is added here")
-    ] = None
+        Raw, pass_over("hides lengths from who watches the network; nothing is added here")
+    ] = ABSENT
 
 
 class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
@@ -191,7 +191,7 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stop: str | list[str] | None = None
     max_tokens: int | None = None
     n: int | None = None
-    user: Annotated[Any, pass_over("names an end user to OpenAI")] = None
+    user: Annotated[Raw, pass_over("names an end user to OpenAI")] = ABSENT
     top_k: Annotated[int | None, honour("not of OpenAI's: keep the k likeliest tokens")] = None
     min_p: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
     repetition_penalty: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
@@ -215,7 +215,7 @@ class ChatRequest(_Sampling, kw_only=True):
         honour("a variable of the chat's template; none also sets enable_thinking to false"),
     ] = None
     chat_template_kwargs: Annotated[
-        msgspec.Raw, honour("not of OpenAI's: variables of the chat's template")
+        Raw, honour("not of OpenAI's: variables of the chat's template")
     ] = ABSENT
     audio: Annotated[Any, turn_down(NO_SOUND)] = None
     modalities: Annotated[list[str] | None, turn_down(NO_SOUND, neutral=(["text"],))] = None
@@ -228,13 +228,13 @@ class ChatRequest(_Sampling, kw_only=True):
         str | None, turn_down("no model here has such a dial", neutral=("medium",))
     ] = None
     web_search_options: Annotated[Any, turn_down("nothing here searches the web")] = None
-    metadata: Annotated[Any, pass_over(OF_ACCOUNT)] = None
-    prediction: Annotated[Any, pass_over("changes the speed alone")] = None
-    prompt_cache_key: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
-    prompt_cache_options: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
-    prompt_cache_retention: Annotated[Any, pass_over("prefixes are kept by themselves")] = None
-    safety_identifier: Annotated[Any, pass_over("names an end user to OpenAI")] = None
-    service_tier: Annotated[Any, pass_over(OF_ACCOUNT)] = None
+    metadata: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
+    prediction: Annotated[Raw, pass_over("changes the speed alone")] = ABSENT
+    prompt_cache_key: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
+    prompt_cache_options: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
+    prompt_cache_retention: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
+    safety_identifier: Annotated[Raw, pass_over("names an end user to OpenAI")] = ABSENT
+    service_tier: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
     store: Annotated[bool | None, turn_down("nothing is stored", neutral=(False,))] = None
 
 
@@ -259,4 +259,4 @@ class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True)
     model: str = ""
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None
-    user: Annotated[Any, pass_over("names an end user to OpenAI")] = None
+    user: Annotated[Raw, pass_over("names an end user to OpenAI")] = ABSENT
