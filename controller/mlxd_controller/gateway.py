@@ -24,8 +24,6 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.origins import check_origins
 
 MODULE = "mlxd_gateway"
-LISTENING = "mlxd gateway listens on "
-"""What its one line on stdout begins with; the URL follows."""
 NEEDS = ("msgspec", "starlette", "uvicorn")
 STOP_S = config.SHUTDOWN_GRACE_S + 5.0
 _log = get_logger("gateway")
@@ -98,12 +96,12 @@ class Gateway:
             async with asyncio.timeout(config.HTTP_START_S):
                 line = await self._process.stdout.readline()
         url = line.decode().strip()
-        if not url.startswith(LISTENING):
+        if not url.startswith(config.GATEWAY_LISTENS):
             with suppress(ProcessLookupError):
                 self._process.kill()
             await self._end()
             raise InvalidRequest.of("http", f"no gateway starts at {self._options['listen']}")
-        url = url.removeprefix(LISTENING)
+        url = url.removeprefix(config.GATEWAY_LISTENS)
         self._options["listen"] = url.rpartition("//")[2]  # with the port that the system chose
         return url
 

@@ -21,13 +21,14 @@ def main() -> int:
     os.environ.setdefault("GRPC_ENABLE_FORK_SUPPORT", "0")
     import uvloop  # noqa: PLC0415
 
-    from mlxd_gateway.process import LISTENING, serve  # noqa: PLC0415
+    from mlxd_gateway.process import serve  # noqa: PLC0415
     from mlxd_gateway.settings import read_settings  # noqa: PLC0415
+    from mlxd_shared import config  # noqa: PLC0415
     from mlxd_shared.domain.errors import MlxdError  # noqa: PLC0415
     from mlxd_shared.ops import logs  # noqa: PLC0415
 
     def announce(url: str) -> None:
-        sys.stdout.write(f"{LISTENING}{url}\n")
+        sys.stdout.write(f"{config.GATEWAY_LISTENS}{url}\n")
         sys.stdout.flush()
 
     try:

@@ -34,8 +34,6 @@ from mlxd_shared.security.net import Address, parse_address
 from mlxd_shared.security.origins import check_origins
 from mlxd_shared.security.unix_socket import claim_socket
 
-LISTENING = "mlxd gateway listens on "
-"""What the one line on stdout begins with; the URL follows."""
 BACKLOG = 2048
 _READ_BYTES = 4096
 _log = logs.get_logger("gateway")

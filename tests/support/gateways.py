@@ -13,11 +13,11 @@ from typing import Any
 import httpx2
 
 from mlxd import Client
-from mlxd_controller.gateway import LISTENING
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.door import Door
 from mlxd_gateway.process import listen_on, make_server
+from mlxd_shared import config
 from mlxd_shared.security.listeners import OPEN
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.tokens import Token
@@ -80,7 +80,7 @@ async def serve_web(*options: str) -> AsyncIterator[Web]:
     async with serve("--http", "127.0.0.1:0", *options) as served:
         assert served.process.stdout is not None
         line = (await asyncio.wait_for(served.process.stdout.readline(), LIMIT_S)).decode().strip()
-        assert line.startswith(LISTENING), served.log_path.read_text(encoding="utf-8")
-        url = line.removeprefix(LISTENING)
+        assert line.startswith(config.GATEWAY_LISTENS), served.log_path.read_text(encoding="utf-8")
+        url = line.removeprefix(config.GATEWAY_LISTENS)
         async with httpx2.AsyncClient(base_url=url, timeout=LIMIT_S) as http:
             yield Web(url, http, served)

@@ -18,8 +18,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlxd_controller.runtime.ports import StoreKind
+from mlxd_controller.store.names_file import VERSION, parse_names
 from mlxd_controller.store.shelf import OF_THE_DISK, Place, check_name, is_name
-from mlxd_models.files.model_files import file_error, parse_json_object, read_file
+from mlxd_models.files.model_files import file_error, read_file
 from mlxd_shared.config import ALIASES_MAX, CONFIG_FILE_BYTES_MAX
 from mlxd_shared.domain.errors import (
     InvalidModel,
@@ -33,7 +34,6 @@ from mlxd_shared.ops.state_file import replace_json, writing_alone
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"
-_VERSION = 1
 Unreadable = InvalidModel | MachineShort
 
 
@@ -46,14 +46,9 @@ def read_aliases(folder: Path) -> Mapping[str, str]:
     raw = read_file(folder / ALIASES_FILE, bytes_max=CONFIG_FILE_BYTES_MAX)
     if raw is None:
         return {}
-    content = parse_json_object(raw, file=ALIASES_FILE)
-    if content.get("version") != _VERSION or content.keys() - {"version", "aliases"}:
-        raise InvalidModel(f"not version {_VERSION}, with aliases and nothing else", ALIASES_FILE)
-    aliases = content.get("aliases")
-    if not isinstance(aliases, dict) or len(aliases) > ALIASES_MAX:
-        raise InvalidModel(f"not at most {ALIASES_MAX} names", ALIASES_FILE, "aliases")
+    aliases = parse_names(raw, file=ALIASES_FILE, field="aliases", names_max=ALIASES_MAX)
     for alias, target in aliases.items():
-        if not is_name(alias) or not isinstance(target, str) or not is_name(target):
+        if not is_name(target):
             raise InvalidModel(f"{target!r:.80} is not for it", ALIASES_FILE, f"{alias:.80}")
         if target in aliases:
             raise InvalidModel(f"means {target}, an alias itself", ALIASES_FILE, alias)
@@ -107,7 +102,7 @@ def _change(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
         with writing_alone(folder, _LOCK_FILE):
             aliases = dict(read_aliases(folder))
             change(aliases)
-            content = {"version": _VERSION, "aliases": dict(sorted(aliases.items()))}
+            content = {"version": VERSION, "aliases": dict(sorted(aliases.items()))}
             replace_json(folder / ALIASES_FILE, content)
     except OSError as error:
         raise file_error(error, ALIASES_FILE, doing="cannot be written: ") from error

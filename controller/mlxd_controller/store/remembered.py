@@ -17,8 +17,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from mlxd_controller.store.shelf import is_name
-from mlxd_models.files.model_files import parse_json_object, read_file
+from mlxd_controller.store.names_file import VERSION, parse_names
+from mlxd_models.files.model_files import read_file
 from mlxd_shared.config import CONFIG_FILE_BYTES_MAX, LOADED_NAMES_MAX, PATH_CHARS_MAX
 from mlxd_shared.domain.errors import InvalidModel, MlxdError
 from mlxd_shared.ops.logs import get_logger
@@ -27,7 +27,6 @@ from mlxd_shared.ops.state_file import replace_json, writing_alone
 LOADED_FILE = "loaded.json"
 ASIDE_FILE = "loaded.json.damaged"
 _LOCK_FILE = ".loaded.lock"
-_VERSION = 1
 _log = get_logger("store")
 
 
@@ -77,7 +76,7 @@ class RememberedNames:
                 change(names)
                 if names != before:
                     texts = {name: str(place) for name, place in names.items()}
-                    replace_json(path, {"version": _VERSION, "folders": texts})
+                    replace_json(path, {"version": VERSION, "folders": texts})
         except OSError as error:
             _log.warning("loaded names are not remembered", file=str(path), reason=str(error))
         except MlxdError as error:
@@ -111,14 +110,9 @@ def _read_or_set_aside(path: Path) -> dict[str, Path]:
 
 
 def _parse(raw: bytes) -> dict[str, Path]:
-    content = parse_json_object(raw, file=LOADED_FILE)
-    if content.get("version") != _VERSION or content.keys() - {"version", "folders"}:
-        raise InvalidModel(f"not version {_VERSION}, with folders and nothing else", LOADED_FILE)
-    folders = content.get("folders")
-    if not isinstance(folders, dict) or len(folders) > LOADED_NAMES_MAX:
-        raise InvalidModel(f"not at most {LOADED_NAMES_MAX} names", LOADED_FILE, "folders")
+    folders = parse_names(raw, file=LOADED_FILE, field="folders", names_max=LOADED_NAMES_MAX)
     for name, place in folders.items():
-        if not is_name(name) or not isinstance(place, str) or not _is_path(place):
+        if not _is_path(place):
             raise InvalidModel(f"{place!r:.80} is no folder", LOADED_FILE, f"{name:.80}")
     return {name: Path(place) for name, place in folders.items()}
 

@@ -130,12 +130,18 @@ def test_a_step_comes_to_the_target(start_s: float) -> None:
         assert 0.75 * TARGET_S <= took_s <= TARGET_S * 1.05
 
 
-def test_short_prompts_share_a_step() -> None:
-    """Beside rows that decode, as many short prompts go together as there is time for."""
+def begin_beside_rows() -> Machine:
+    """Return a machine that was measured, in a step beside rows that decode."""
     its = machine(token_s=1e-3, decode_s=0.02)
     its.step(CHUNK, decoding=False)
     its.step(CHUNK, decoding=True)
     its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
+    return its
+
+
+def test_short_prompts_share_a_step() -> None:
+    """Beside rows that decode, as many short prompts go together as there is time for."""
+    its = begin_beside_rows()
     sizes = []
     while tokens := its.pacer.chunk(19, its.now_s):
         sizes.append(tokens)
@@ -147,10 +153,7 @@ def test_short_prompts_share_a_step() -> None:
 
 def test_prompts_of_one_pass_share_its_time() -> None:
     """What is given out before any of it is read is no more than fits together."""
-    its = machine(token_s=1e-3, decode_s=0.02)
-    its.step(CHUNK, decoding=False)
-    its.step(CHUNK, decoding=True)
-    its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
+    its = begin_beside_rows()
     sizes = []
     while tokens := its.pacer.chunk(19, its.now_s):
         sizes.append(tokens)

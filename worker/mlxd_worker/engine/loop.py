@@ -345,7 +345,8 @@ class Engine:
             forced = bool(row.request.forced) and row.forcing
             event = _take_drawn(row, drawn, now_s)
             if row.scores is not None and not isinstance(event, Failed):
-                event = replace(event, prompt_logprobs=row.scores.hand_over())
+                event = replace(event, prompt_logprobs=row.scores.entries)
+                row.scores = None
             goes_on = isinstance(event, Tokens)
             if not (forced and goes_on):
                 events.append(event)

@@ -48,7 +48,7 @@ class Scores:
             values = scored.to_values(tokens)
             self._entries += [values[row] for row in range(len(tokens))]
 
-    def hand_over(self) -> tuple[PositionLogprobs, ...]:
-        """Return the entries of all tokens from `begin` on, once; nothing afterwards."""
-        entries, self._entries = self._entries, []
-        return tuple(entries)
+    @property
+    def entries(self) -> tuple[PositionLogprobs, ...]:
+        """Those of all tokens from `begin` on that have been read."""
+        return tuple(self._entries)

@@ -23,7 +23,6 @@ from mlxd_controller.cli.http import Http
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
 from mlxd_controller.cli.security import Attached, Listener, named_workers
 from mlxd_controller.cli.stores import Stores
-from mlxd_controller.gateway import LISTENING as GATEWAY_LISTENING
 from mlxd_controller.gateway import check_usable
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_shared import config
@@ -316,4 +315,4 @@ def _announce(address: str, url: str | None) -> None:
     gc.freeze()
     typer.echo(f"{LISTENING}{address}")
     if url is not None:
-        typer.echo(f"{GATEWAY_LISTENING}{url}")
+        typer.echo(f"{config.GATEWAY_LISTENS}{url}")

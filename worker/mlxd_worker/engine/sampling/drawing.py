@@ -43,8 +43,8 @@ def draw_all(
 ) -> list[Drawn]:
     """Return what is drawn from each row of float32 [N, V] logits, evaluated.
 
-    asked: how many of the best tokens' log-probabilities a row wants beside its own, None for none
-    at all. along: what else the step has to evaluate, in the same sync.
+    logprobs_counts: how many of the best tokens' log-probabilities a row wants beside its own, None
+    for none at all. along: what else the step has to evaluate, in the same sync.
     """
     hopeful = runs_cpu()
     drawn = _evaluate(logits, draws, logprobs_counts, along, hopeful=hopeful)

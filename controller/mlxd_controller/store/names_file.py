@@ -1,0 +1,28 @@
+"""The form that aliases.json and loaded.json share: {"version": 1, FIELD: {NAME: TEXT}}. Pure."""
+
+from __future__ import annotations
+
+from mlxd_controller.store.shelf import is_name
+from mlxd_models.files.model_files import parse_json_object
+from mlxd_shared.domain.errors import InvalidModel
+
+VERSION = 1
+
+
+def parse_names(raw: bytes, *, file: str, field: str, names_max: int) -> dict[str, str]:
+    """Return what `field` of a file says of each name.
+
+    Raises:
+        InvalidModel: it is no such file, of a later version, has too many names, or one that is
+            none; names the field.
+    """
+    content = parse_json_object(raw, file=file)
+    if content.get("version") != VERSION or content.keys() - {"version", field}:
+        raise InvalidModel(f"not version {VERSION}, with {field} and nothing else", file)
+    names = content.get(field)
+    if not isinstance(names, dict) or len(names) > names_max:
+        raise InvalidModel(f"not at most {names_max} names", file, field)
+    for name, text in names.items():
+        if not is_name(name) or not isinstance(text, str):
+            raise InvalidModel(f"{text!r:.80} is not for it", file, f"{name:.80}")
+    return names
