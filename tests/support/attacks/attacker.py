@@ -45,8 +45,8 @@ KINDS: dict[str, Calls] = {
 }
 OVERFILLING = {"burst"}
 """Attacks that are none where no bound is reached."""
-VOLLEYS_MORE_MAX = 20
-"""Sent once the time is over, until a bound is reached: a server may be quicker than its peers."""
+OVERTIME_S = 30.0
+"""What volleys may go on for until a bound is reached: a server may be quicker than its peers."""
 RAPID_RESET = "rapid_reset"
 NICENESS = 10
 CHANNELS = 20
@@ -103,19 +103,18 @@ async def attack(
 ) -> Tally:
     """Send volleys until the time is over; the first one is sent whatever the time.
 
-    `overfills`: and until the server has been full, for some volleys more.
+    `overfills`: and until the server has been full, for `OVERTIME_S` more at most.
     """
     tally = Tally()
     end_s = time.monotonic() + seconds
-    more = VOLLEYS_MORE_MAX if overfills else 0
+    overtime_s = OVERTIME_S if overfills else 0.0
     async with _connect(address, at_once, tally) as channels:
         while True:
             volley = zip(itertools.cycle(channels), itertools.islice(calls, at_once), strict=False)
             await asyncio.gather(*(send(channel, call, tally) for channel, call in volley))
             left_s = end_s - time.monotonic()
-            if left_s <= 0 and (tally.queue_full or not more):
+            if left_s <= -overtime_s or (left_s <= 0 and tally.queue_full):
                 break
-            more -= left_s <= 0
             await wait(min(pause_s, max(left_s, 0.0)))
     return tally
 
