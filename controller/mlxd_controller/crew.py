@@ -127,8 +127,9 @@ class AttachedProbe:
         self._stand_in: tuple[Device, ...] = ()
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
-        """Return a device for each machine; what the workers hold counts as usable.
+        """Return a device for each machine.
 
+        What the workers hold counts as usable, though nobody uses it here: a launch unloads that.
         It has a place for each worker that is there. Where this machine stood for one that turns
         out to be called otherwise, what waits for that is told so: it is lost.
         """

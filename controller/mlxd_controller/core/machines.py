@@ -3,8 +3,8 @@
 Invariants:
 - From the decision on that hears of a device's loss nothing is sent to what ran there. The edge
   ends that itself; what it says of it later is news of former workers, which nobody believes.
-- A device that comes back is empty, but for workers that are adopted (`Adopted`): until then
-  they are others' memory.
+- A device that comes back is empty, but for workers that are adopted (`Adopted`). What others
+  hold there is in its figures: taken, or usable where a launch frees it first.
 - What lives on a device that is no longer spoken of goes on living, and counts on none.
 """
 

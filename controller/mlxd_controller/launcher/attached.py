@@ -1,7 +1,8 @@
 """Workers that were started elsewhere: reached at an address, loaded and unloaded, never ended.
 
 Invariants:
-- A load takes a worker on the machine where it was planned, and no other.
+- A load takes a worker on the machine where it was planned, and no other. What workers beside it
+  hold for nobody is unloaded first: the plan took its memory for free.
 - A load waits long while a worker has never answered, because that may be starting too, and
   GONE_WAIT_S where all workers of its machine have been there and have gone.
 """
@@ -97,7 +98,7 @@ class AttachedLauncher:
         """Take a free worker of `device`'s machine, if need be as soon as one answers.
 
         It keeps its own incarnation. One that has `model` ready is taken first, then one that holds
-        nothing.
+        nothing. Other models there that nobody here uses are unloaded.
 
         Raises:
             WorkerStartFailed: the machine is lost, or there is no such device any more.
@@ -122,7 +123,23 @@ class AttachedLauncher:
         except TimeoutError:
             lines = self._reasons()
             raise WorkerTimedOut(model, lines, now_s() - began_s, "; ".join(lines)) from None
-        return station.take()
+        process = station.take()
+        try:
+            await self._unload_beside(station)
+        except asyncio.CancelledError:
+            await process.close()
+            raise
+        return process
+
+    async def _unload_beside(self, taken: Station) -> None:
+        """Unload what workers of that machine hold for nobody."""
+        beside = next(m.stations for m in self.machines.look() if taken in m.stations)
+        idle = [
+            station
+            for station in beside
+            if station.process is None and station.figures and station.figures.model_name
+        ]
+        await asyncio.gather(*(station.take().close() for station in idle))
 
     def _reasons(self) -> tuple[str, ...]:
         reasons = ((s, s.problem if s.status is None else "in use") for s in self.stations)

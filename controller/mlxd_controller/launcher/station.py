@@ -146,7 +146,7 @@ class Station:
     async def unload(self, incarnation: str) -> None:
         """Drop the model, whatever it is doing; leave it where the controller is leaving.
 
-        A worker that cannot be told keeps its model until the next load takes its place.
+        A worker that cannot be told keeps its model until the next load on its machine.
         """
         if self.keeps_model:
             return

@@ -17,16 +17,23 @@ from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import Ports
 from mlxd_controller.settings import Limits
 from mlxd_shared.domain.errors import WorkerStartFailed, WorkerTimedOut
+from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from tests.fakes.store import FakeStore
 from tests.fakes.world import FakeClock
 from tests.support.attached_workers import TIMEOUT_S, Scripted, attach_launcher
 from tests.support.model_facts import facts
+from tests.support.turns import turn_until
 
 
 def probe_of(launcher: AttachedLauncher) -> AttachedProbe:
     """What tells the scheduler of their memory."""
     return AttachedProbe(Limits(reserve_bytes=0), launcher.machines)
+
+
+def hear_all(launcher: AttachedLauncher) -> list[WorkerFigures]:
+    """What the workers say of themselves, each that is not silent."""
+    return [station.figures for station in launcher.stations if station.figures is not None]
 
 
 @pytest.mark.asyncio
@@ -85,6 +92,27 @@ async def test_a_load_takes_a_worker_of_its_machine() -> None:
         assert (await launcher.launch(model="n", incarnation="")).incarnation == "there"
         await process.close()
         assert (await asyncio.wait_for(waiting, TIMEOUT_S)).incarnation == "here"
+
+
+@pytest.mark.asyncio
+async def test_a_load_frees_what_workers_beside_it_hold_for_nobody() -> None:
+    """Its plan took that for free. What is in use stays, and so does what another machine holds."""
+    user, holder, empty = (Scripted(name, on="a") for name in ("user", "holder", "empty"))
+    there = Scripted("there", on="b")
+    user.say(model="used")
+    there.say(model="x")
+    async with attach_launcher(user, holder, empty, there) as launcher:
+        await launcher.launch(model="used", incarnation="", device="cpu")
+        holder.say(model="x")
+        await turn_until(
+            lambda: [w.model_name for w in hear_all(launcher)] == ["used", "x", "", "x"]
+        )
+        process = await launcher.launch(model="m", incarnation="", device="cpu")
+
+        assert process.incarnation == "empty"
+        assert [w.unloads for w in (user, holder, empty, there)] == [[], ["holder"], [], []]
+        again = await launcher.launch(model="n", incarnation="", device="cpu")
+        assert again.incarnation == "holder"
 
 
 @pytest.mark.asyncio
