@@ -118,6 +118,7 @@ def _text(path: Path) -> str:
     return path.read_text(encoding="utf-8")
 
 
+@cache
 def _imports(path: Path, module: str) -> bool:
     """Tell whether a file imports a module by its full name, or from its package."""
     package, _, name = module.rpartition(".")

@@ -28,7 +28,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried
-from mlxd_worker.engine.stepping.forward import Chunk, prefill
+from mlxd_worker.engine.stepping.forward import RowChunk, prefill
 from mlxd_worker.engine.waiting import Turns
 from mlxd_worker.models.base import Passes
 from mlxd_worker.models.capabilities import Capabilities
@@ -89,7 +89,7 @@ class Prefill:
         self._together = together
         context, few = caches.table.context_max, caches.bounded_shapes
         self._most = together_max(context, on_cpu=not few)
-        self._company: list[Chunk] = []
+        self._company: list[RowChunk] = []
         """What the next pass reads; empty between steps."""
         self._coming: dict[RowId, int] = {}
         """How many tokens of each row's that is."""

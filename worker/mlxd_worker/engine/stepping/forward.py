@@ -18,11 +18,11 @@ from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
 from mlxd_worker.models.base import Batch, Passes
 
-Chunk = tuple[Row, Sequence[int]]
+RowChunk = tuple[Row, Sequence[int]]
 """A row, and its prompt's next tokens."""
 
 
-def prefill(model: Passes, caches: RowCaches, chunks: Sequence[Chunk]) -> None:
+def prefill(model: Passes, caches: RowCaches, chunks: Sequence[RowChunk]) -> None:
     """Evaluate rows' next prompt tokens into the caches in one pass, and move their offsets.
 
     Several rows' only where the model and its caches can do that (`reads_together`).
@@ -47,7 +47,7 @@ def prefill(model: Passes, caches: RowCaches, chunks: Sequence[Chunk]) -> None:
         row.offset += len(tokens)
 
 
-def _batch_of(chunks: Sequence[Chunk]) -> Batch:
+def _batch_of(chunks: Sequence[RowChunk]) -> Batch:
     if len(chunks) == 1:
         ((row, tokens),) = chunks
         return Batch.prefill(tokens, row.offset, row.id)
