@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -23,7 +23,7 @@ from mlxd_models.families.common.packing import (
     BYTE_DTYPE,
     WORD_DTYPE,
     Packing,
-    packs,
+    Recipe,
 )
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
@@ -138,9 +138,14 @@ def kept_of(spec: TensorSpec) -> Held:
     return Held(0, count * FloatType.F32.nbytes) if spec.exact else Held(count, 0)
 
 
-def packs_on_load(spec: TensorSpec, packing: Packing) -> bool:
-    """Tell whether a weight that is stored in numbers is packed so, where the load is told to."""
-    return spec.packable and packs(spec.name, spec.shape, group_size=packing.group_size)
+def packings_on_load(specs: Iterable[TensorSpec], recipe: Recipe) -> dict[str, Packing]:
+    """Return how a load packs the weights that are stored in numbers, by name."""
+    packings = {
+        spec.name: recipe.of(spec.name, spec.shape)
+        for spec in specs
+        if spec.packable and not spec.packed
+    }
+    return {name: packing for name, packing in packings.items() if packing is not None}
 
 
 def _family_of(

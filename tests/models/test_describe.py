@@ -16,13 +16,13 @@ from mlxd_models.families.foreign import parse_foreign
 from mlxd_models.families.llama import LLAMA, parse_llama
 from mlxd_models.families.registry import Registry
 from mlxd_models.fit.described import facts_of
-from mlxd_models.fit.facts import Packable
 from mlxd_models.fit.plan import WEIGHTS_TERM
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.cache_sizes import Held
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import LoadSpec, Weights
+from mlxd_shared.domain.units import format_bytes
 from tests.support.hollow_model import write_hollow
 from tests.support.made_weights import PACKING, write_weights
 from tests.support.model_facts import device
@@ -39,6 +39,8 @@ SMALL: dict[str, Any] = {
 }
 PACKABLE = 64 * 64 + 2 * 32 * 64 + 64 * 64 + 3 * 128 * 64
 """Values of the one layer's matrices."""
+FINER = 2 * 32 * 64 + 128 * 64
+"""Those of keys, values and the projection down."""
 TABLES = 2 * 128 * 64
 """Values of embedding and head."""
 NORMS = 3 * 64
@@ -64,6 +66,7 @@ def test_a_model_is_described_by_its_headers(tmp_path: Path) -> None:
     ("weights", "nbytes"),
     [
         (Weights.Q4, PACKABLE // 2 + 4 * (TABLES + NORMS + 2 * PACKABLE // 64)),
+        (Weights.MIXED_4_8, (PACKABLE + FINER) // 2 + 4 * (TABLES + NORMS + 2 * PACKABLE // 64)),
         (Weights.MXFP8, PACKABLE + PACKABLE // 32 + 4 * (TABLES + NORMS)),
     ],
 )
@@ -74,8 +77,28 @@ def test_what_a_load_packs_is_known_before_it(
     facts = facts_of(describe(write_hollow(tmp_path, SMALL)))
     plan = plan_load(facts, LoadSpec(weights=weights), device(1 << 20))
 
-    assert facts.packed_on_load(weights) == Packable(PACKABLE, 4 * PACKABLE)
+    packed = facts.packed_on_load(weights)
+    assert (packed.values, packed.unpacked_values) == (PACKABLE, 4 * PACKABLE)
     assert plan.nbytes_of(WEIGHTS_TERM) == nbytes
+
+
+@pytest.mark.parametrize(("vocab", "is_more"), [(1024, True), (128, False)])
+def test_packing_that_takes_more_than_what_is_stored_says_so(
+    vocab: int, is_more: bool, tmp_path: Path
+) -> None:
+    """Tables of 16 bits are widened on a CPU: of a small model with many words they are most."""
+    folder = write_hollow(tmp_path, {**SMALL, "vocab_size": vocab}, stored=FloatType.BF16)
+    facts = facts_of(describe(folder))
+    packed, stored = (
+        plan_load(facts, LoadSpec(weights=weights), device(1 << 20))
+        for weights in (Weights.Q4, Weights.STORED)
+    )
+    (term,) = (term for term in packed.terms if term.name == WEIGHTS_TERM)
+    stored_bytes = stored.nbytes_of(WEIGHTS_TERM)
+
+    assert (term.nbytes > stored_bytes) is is_more
+    said = f": more than the {format_bytes(stored_bytes)} as stored"
+    assert term.note.endswith(said) is is_more
 
 
 def test_what_is_stored_packed_is_counted_in_words(tmp_path: Path) -> None:

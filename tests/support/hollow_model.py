@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.sizes.weight_forms import FloatType
 from tests.support.tiny_model import write_json, write_text_files
 
 HUGE: dict[str, Any] = {
@@ -24,8 +25,10 @@ HUGE: dict[str, Any] = {
 }
 
 
-def write_hollow(folder: Path, config: dict[str, Any] = HUGE) -> Path:
-    """Write a folder that says float32 weights of `config`, none of which is there."""
+def write_hollow(
+    folder: Path, config: dict[str, Any] = HUGE, *, stored: FloatType = FloatType.F32
+) -> Path:
+    """Write a folder that says weights of `config`, none of which is there."""
     write_text_files(folder)
     write_json(folder / "config.json", config)
     architecture = REGISTRY.find(architecture_of(config))
@@ -33,9 +36,9 @@ def write_hollow(folder: Path, config: dict[str, Any] = HUGE) -> Path:
     end = 0
     for spec in architecture.tensors(architecture.parse(config)):
         if spec.required:
-            start, end = end, end + 4 * math.prod(spec.shape)
+            start, end = end, end + stored.nbytes * math.prod(spec.shape)
             header[spec.name] = {
-                "dtype": "F32",
+                "dtype": stored,
                 "shape": list(spec.shape),
                 "data_offsets": [start, end],
             }

@@ -152,6 +152,8 @@ class _WeightsFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Weights
     WEIGHTS_FORMAT_MXFP4: _WeightsFormat.ValueType  # 8
     WEIGHTS_FORMAT_NVFP4: _WeightsFormat.ValueType  # 9
     """Floats of 4 bits, times one of 8 bits for each group of 16."""
+    WEIGHTS_FORMAT_MIXED_4_8: _WeightsFormat.ValueType  # 10
+    """As Q4, but projections to keys and values, and those that end a feed-forward, as Q8."""
 
 class WeightsFormat(_WeightsFormat, metaclass=_WeightsFormatEnumTypeWrapper):
     """The form of the weights in memory."""
@@ -173,6 +175,8 @@ WEIGHTS_FORMAT_MXFP8: WeightsFormat.ValueType  # 7
 WEIGHTS_FORMAT_MXFP4: WeightsFormat.ValueType  # 8
 WEIGHTS_FORMAT_NVFP4: WeightsFormat.ValueType  # 9
 """Floats of 4 bits, times one of 8 bits for each group of 16."""
+WEIGHTS_FORMAT_MIXED_4_8: WeightsFormat.ValueType  # 10
+"""As Q4, but projections to keys and values, and those that end a feed-forward, as Q8."""
 Global___WeightsFormat: _TypeAlias = WeightsFormat  # noqa: Y015
 
 class _KvFormat:

@@ -11,11 +11,12 @@ Invariants:
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlxd_models.describe import Description, kept_of
-from mlxd_models.families.common.packing import GROUP_SIZES, ON_LOAD, Packing, packs
+from mlxd_models.families.common.packing import ON_LOAD, Packing, Recipe
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.fit.facts import ModelFacts, Packable, Taken
 from mlxd_models.fit.plan import Plan
@@ -54,18 +55,21 @@ def facts_of(described: Description) -> ModelFacts:
     )
 
 
-def _packable(specs: Iterable[TensorSpec], stored: list[tuple[str, int]]) -> dict[int, Packable]:
-    """Return what a load can pack, by the size of groups, beside what is stored packed."""
+def _packable(
+    specs: Iterable[TensorSpec], stored: list[tuple[str, int]]
+) -> dict[Weights, Packable]:
+    """Return what a load can pack in each form, beside what is stored packed."""
     plain = [spec for spec in specs if spec.required and spec.packable]
-    packables: dict[int, Packable] = {}
-    for size in GROUP_SIZES:
-        made = [
-            (tensor.name, tensor.values)
-            for tensor in plain
-            if packs(tensor.name, tensor.shape, group_size=size)
-        ]
-        unpacked = unpacked_weight_values([*stored, *made])
-        packables[size] = Packable(sum(count for _, count in made), unpacked)
+    packables: dict[Weights, Packable] = {}
+    for weights, recipe in ON_LOAD.items():
+        made: list[tuple[str, int]] = []
+        parts: Counter[Packing] = Counter()
+        for tensor in plain:
+            packing = recipe.of(tensor.name, tensor.shape)
+            if packing is not None:
+                made.append((tensor.name, tensor.values))
+                parts[packing] += tensor.values
+        packables[weights] = Packable(dict(parts), unpacked_weight_values([*stored, *made]))
     return packables
 
 
@@ -112,8 +116,8 @@ class Life:
     """What numbers become, scales and offsets among them."""
     packed: bool
     """Whether weights that are stored packed stay so."""
-    on_load: Packing | None
-    """What others become then."""
+    on_load: Recipe | None
+    """How others are packed then."""
 
 
 def life_of(plan: Plan, described: Description, *, on_cpu: bool) -> Life:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.families.common.packing import ON_LOAD, Packing
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_models.sizes.pass_sizes import PassSizes
 from mlxd_shared.domain.requests import Weights
@@ -46,11 +46,21 @@ class Taken:
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """What is packed while loading in groups of one size, in values."""
+    """What is packed while loading in one form of weights."""
 
-    values: int
+    parts: Mapping[Packing, int]
+    """How many values become what."""
     unpacked_values: int
     """The most that is unpacked at once then, of these and of what is stored packed."""
+
+    @property
+    def values(self) -> int:
+        """How many values are packed."""
+        return sum(self.parts.values())
+
+    def nbytes(self, item_nbytes: int) -> int:
+        """Return what they take with their scales, where a number takes `item_nbytes`."""
+        return sum(packing.nbytes(count, item_nbytes) for packing, count in self.parts.items())
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +95,8 @@ class ModelFacts:
     """Scales and offsets of these that take what a number takes, where these bytes are without."""
     exact_values: int = 0
     """Values that live as float32, whatever form others live in."""
-    packable: Mapping[int, Packable] = field(default_factory=dict)
-    """What is packed while loading, where that is asked for, by the size of groups."""
+    packable: Mapping[Weights, Packable] = field(default_factory=dict)
+    """What is packed while loading, where that is asked for."""
 
     def unpacked_of(self, weights: Weights) -> int:
         """Return the most values that are unpacked at once in such a life."""
@@ -96,6 +106,4 @@ class ModelFacts:
 
     def packed_on_load(self, weights: Weights) -> Packable:
         """Return what is packed while loading in such a life."""
-        packing = ON_LOAD.get(weights)
-        nothing = Packable(0, 0)
-        return nothing if packing is None else self.packable.get(packing.group_size, nothing)
+        return self.packable.get(weights, Packable({}, 0))

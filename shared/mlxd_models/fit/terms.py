@@ -18,11 +18,12 @@ from mlxd_models.fit.plan import (
 )
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound
 from mlxd_models.sizes.cache_sizes import rows_unpacked
-from mlxd_models.sizes.pass_sizes import POOL_NBYTES
+from mlxd_models.sizes.pass_sizes import POOL_NBYTES, reads_passes
 from mlxd_models.sizes.weight_forms import AS_NUMBERS, FloatType
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat, Weights
+from mlxd_shared.domain.units import format_bytes
 
 PROCESS_BYTES = 84 * config.MIB
 """A worker beside its arrays, its tokenizer apart: interpreter, MLX, BLAS, gRPC. Measured with
@@ -68,14 +69,17 @@ def form_of_numbers(weights: Weights, *, on_cpu: bool) -> FloatType | None:
 
 
 def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
+    stored_bytes = facts.stored_bytes - facts.dropped_bytes
     if weights is Weights.STORED:
-        return Term(WEIGHTS_TERM, facts.stored_bytes - facts.dropped_bytes, "as stored")
-    packing = ON_LOAD.get(weights)
-    if packing is not None:
-        values = facts.packed_on_load(weights).values
-        plain = facts.elements - facts.packed_values - values + facts.packed_scales
-        nbytes = packing.nbytes(values, item_bytes) + plain * item_bytes + facts.packed_bytes
-        return Term(WEIGHTS_TERM, nbytes, f"{values:,} values packed as {weights.value}")
+        return Term(WEIGHTS_TERM, stored_bytes, "as stored")
+    if weights in ON_LOAD:
+        made = facts.packed_on_load(weights)
+        plain = facts.elements - facts.packed_values - made.values + facts.packed_scales
+        nbytes = made.nbytes(item_bytes) + plain * item_bytes + facts.packed_bytes
+        note = f"{made.values:,} values packed as {weights.value}"
+        if nbytes > stored_bytes:  # tables are kept, and on a CPU widened
+            note += f": more than the {format_bytes(stored_bytes)} as stored"
+        return Term(WEIGHTS_TERM, nbytes, note)
     note = f"{facts.elements:,} values as {weights.value}"
     exact_nbytes = facts.exact_values * (FloatType.F32.nbytes - item_bytes)
     return Term(WEIGHTS_TERM, facts.elements * item_bytes + exact_nbytes, note)
@@ -136,7 +140,8 @@ def _activations(
         return Term(
             ACTIVATIONS_TERM, making - beside_bytes, "putting a tensor together while loading"
         )
-    most = config.PREFILL_CHUNK_TOKENS if device.on_cpu else config.PREFILL_PASS_TOKENS
+    by_passes = not device.on_cpu and reads_passes(facts.passes, facts.caches)
+    most = config.PREFILL_PASS_TOKENS if by_passes else config.PREFILL_CHUNK_TOKENS
     note = f"a prefill of {min(most, context)} tokens against a context of {context}"
     return Term(ACTIVATIONS_TERM, nbytes, note)
 

@@ -137,18 +137,29 @@ class PassSizes:
         """A GPU is given a whole pass before it begins: nothing is known to be gone sooner.
 
         A longer pass is attended a chunk's queries at a time, or as several rows' chunks. What has
-        recurrent layers is read by chunks alone.
+        layers that do not keep every position, and mlx-lm's models, are read by chunks alone.
         """
         chunk = min(config.PREFILL_CHUNK_TOKENS, context)
         wide = 3 * self.hidden + self.projected + 3 * self.mlp
         attended = chunk * 2 * self.heads * context * item_nbytes
-        if self.recurrent:
+        if not reads_passes(self, caches):
             of_chunk = chunk * (wide * item_nbytes + self.recurrent * RECURRENT_VALUE_NBYTES)
             return of_chunk + attended
         most, entry = together_max(context, on_cpu=False), caches.kv_heads * caches.head_dim
         together = TOGETHER_ALIVE * self.heads * most.scores * TOGETHER_NBYTES
-        together += most.positions * entry * (2 * item_nbytes + TOGETHER_NBYTES)
+        # Keys and values, and what queries become, as they are; keys and queries also widened.
+        apart_nbytes = 2 * item_nbytes + TOGETHER_NBYTES
+        together += most.positions * entry * apart_nbytes
+        together += most.queries * self.heads * caches.head_dim * apart_nbytes
         return config.PREFILL_PASS_TOKENS * wide * item_nbytes + max(attended, together)
+
+
+def reads_passes(sizes: PassSizes, caches: CacheSizes) -> bool:
+    """Tell whether a fast device reads such a model in passes of more than a chunk.
+
+    Layers that keep every position can; windows, recurrent states and mlx-lm's caches cannot.
+    """
+    return not (sizes.recurrent or caches.windows or caches.foreign)
 
 
 def routed_width(chosen: int, hidden: int, mlp: int) -> int:

@@ -111,6 +111,7 @@ class Weights(enum.Enum):
     FLOAT16 = "float16"
     Q8 = "q8"
     Q4 = "q4"
+    MIXED_4_8 = "mixed_4_8"
     MXFP8 = "mxfp8"
     MXFP4 = "mxfp4"
     NVFP4 = "nvfp4"

@@ -62,7 +62,7 @@ def test_a_model_goes_where_most_room_is_left() -> None:
     for name in ("m", "n", "o", "p"):
         talk.make_idle(name)
 
-    assert [home(talk, name) for name in ("m", "n", "o", "p")] == ["gpu1", "gpu1", "gpu0", "gpu2"]
+    assert [home(talk, name) for name in ("m", "n", "o", "p")] == ["gpu1", "gpu0", "gpu1", "gpu2"]
     assert {talk.phase(name) for name in ("m", "n", "o", "p")} == {phases.Ready}
 
 
@@ -177,7 +177,7 @@ def test_a_slot_may_come_free_on_any_device() -> None:
 
 def test_pressure_on_one_device_leaves_the_other_alone() -> None:
     """Only who lives on it shrinks and goes, and loads begin on the other meanwhile."""
-    talk = Conversation(*gpus(1, 2))
+    talk = Conversation(*gpus(1, 2.1))
     for name in ("m", "n", "o"):
         talk.make_idle(name)
     assert [home(talk, name) for name in ("m", "n", "o")] == ["gpu1", "gpu1", "gpu0"]

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from mlxd_models.families.common.packing import Packing
 from mlxd_models.fit.facts import Packable
 from mlxd_models.fit.options import check_options
 from mlxd_shared.domain.errors import InvalidRequest
@@ -33,7 +34,7 @@ def test_only_a_models_own_facts_refuse_weights_and_tokens(spec: LoadSpec, field
 def test_weights_that_are_packed_already_or_can_be_may_be_packed() -> None:
     """What is stored packed stays so; what is in numbers and divides into groups becomes so."""
     stored = replace(facts(1), packed_values=64)
-    made = replace(facts(1), packable={64: Packable(64, 0)})
+    made = replace(facts(1), packable={Weights.Q8: Packable({Packing(64, 8): 64}, 0)})
 
     check_options(stored, LoadSpec(weights=Weights.Q8))
     check_options(made, LoadSpec(weights=Weights.Q8))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_models.sizes.pass_sizes import PassSizes
 
@@ -53,15 +55,35 @@ def test_the_widest_part_counts_and_parts_do_not_add_up() -> None:
 
 def test_a_gpu_is_given_a_whole_pass_at_once() -> None:
     """There all of a chunk's scores may be alive, beside what all of a pass's tokens become."""
-    nbytes = NARROW.nbytes(WHOLE, context=4096, rows=1, item_nbytes=2, on_cpu=False)
-    assert nbytes == 2 * (2048 * (3 * 8 + 16 + 3 * 10) + 512 * 2 * 2 * 4096)
-    recurrent = replace(NARROW, recurrent=10)
-    nbytes = recurrent.nbytes(WHOLE, context=4096, rows=1, item_nbytes=2, on_cpu=False)
-    assert nbytes == 2 * 512 * (3 * 8 + 16 + 3 * 10 + 2 * 2 * 4096) + 4 * 512 * 10
+    long = 1 << 16
+    nbytes = NARROW.nbytes(WHOLE, context=long, rows=1, item_nbytes=2, on_cpu=False)
+    together = 3 * 4 * 2 * 128 * long + 8 * (2 * 8 * long + 2 * 8 * 4096)
+    assert nbytes == 2 * 2048 * (3 * 8 + 16 + 3 * 10) + max(2 * 512 * 2 * 2 * long, together)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "caches"),
+    [
+        (replace(NARROW, recurrent=10), WHOLE),
+        (NARROW, SLIDING),
+        (NARROW, replace(WHOLE, foreign=True)),
+    ],
+    ids=["recurrent", "windows", "foreign"],
+)
+def test_what_does_not_keep_every_position_is_read_by_chunks(
+    sizes: PassSizes, caches: CacheSizes
+) -> None:
+    """On a GPU too: a chunk's widest part, and its scores."""
+    nbytes = sizes.nbytes(caches, context=4096, rows=1, item_nbytes=2, on_cpu=False)
+    of_chunk = 2 * 512 * (3 * 8 + 16 + 3 * 10) + 4 * 512 * sizes.recurrent
+    assert nbytes == of_chunk + 2 * 512 * 2 * 2 * 4096
 
 
 def test_a_gpu_has_room_for_prompts_in_company() -> None:
-    """Where contexts are short: their scores three times, what they read, its keys twice."""
+    """Where contexts are short: their scores three times, what they read and its keys twice, and
+    their queries twice with what these become.
+    """
     nbytes = NARROW.nbytes(WHOLE, context=64, rows=1, item_nbytes=2, on_cpu=False)
     scores, read = 3 * 4 * 2 * (256 * 2048), (2 * 2 + 4) * 2 * 8 * (2 * 2048)
-    assert nbytes == 2 * 2048 * (3 * 8 + 16 + 3 * 10) + scores + read
+    queries = (2 * 2 + 4) * 2 * 8 * (2 * 2048)
+    assert nbytes == 2 * 2048 * (3 * 8 + 16 + 3 * 10) + scores + read + queries

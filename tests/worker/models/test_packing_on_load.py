@@ -9,7 +9,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxd_models.families.common.packing import ON_LOAD, Packing
+from mlxd_models.families.common.packing import ON_LOAD, Packing, Recipe
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.requests import Weights
 from mlxd_worker.models.loader import inspect_model, load_model
@@ -19,24 +19,32 @@ from tests.worker.models.test_formats import EXPERTS, Q0, WIDE
 from tests.worker.tiny import ignore_progress, write_model
 
 KEPT_STEMS = ("embed_tokens", "lm_head", "mlp.gate")
+FINER_STEMS = ("k_proj", "v_proj", "down_proj")
 
 
-def as_converted(config: Mapping[str, Any], on_load: Packing) -> tuple[Any, dict[str, mx.array]]:
+def as_converted(config: Mapping[str, Any], on_load: Recipe) -> tuple[Any, dict[str, mx.array]]:
     """Return what mlx-lm's converter writes of a model where it is told to keep what we keep."""
     weights = stack_experts(kin_weights(config))
-    config_made, stored = quantise(
-        config,
-        weights,
-        bits=on_load.bits,
-        mode=on_load.mode.value,
-        group=on_load.group_size,
-    )
+    made, stored = quantise(config, weights, **settings_of(on_load.common))
+    finer = {} if on_load.finer is None else settings_of(on_load.finer)
     for name, array in weights.items():
         stem = name.removesuffix(".weight")
-        if stem.endswith(KEPT_STEMS):
-            stored = {n: a for n, a in stored.items() if not n.startswith(f"{stem}.")}
+        is_finer = bool(finer) and stem.endswith(FINER_STEMS)
+        if not is_finer and not stem.endswith(KEPT_STEMS):
+            continue
+        stored = {n: a for n, a in stored.items() if not n.startswith(f"{stem}.")}
+        if is_finer:
+            own, parts = quantise({}, {name: array}, **finer)
+            made["quantization"][stem] = own["quantization"]
+            stored |= parts
+        else:
             stored[name] = array
-    return config_made, stored
+    return made, stored
+
+
+def settings_of(packing: Packing) -> dict[str, Any]:
+    """Return a packing as `quantise` takes it."""
+    return {"bits": packing.bits, "mode": packing.mode.value, "group": packing.group_size}
 
 
 @pytest.mark.parametrize("config", [WIDE, EXPERTS], ids=["dense", "experts"])
@@ -107,5 +115,5 @@ def test_packing_while_loading_needs_little_besides(weights: Weights, tmp_path: 
 
     finished = sum(array.nbytes for array in model.parameters().values())
     values = 2 * 512 * 256
-    packed_nbytes = values * ON_LOAD[weights].bits // 8 * 9 // 8
+    packed_nbytes = values * ON_LOAD[weights].common.bits // 8 * 9 // 8
     assert mx.get_peak_memory() - before <= finished + 2 * values + packed_nbytes + (64 << 10)

@@ -4,8 +4,8 @@ Invariants:
 - What is loaded is what config and headers said; a file that has changed by then is refused.
 """
 
-from mlxd_models.describe import Description, describe, packs_on_load
-from mlxd_models.families.common.packing import Packing
+from mlxd_models.describe import Description, describe, packings_on_load
+from mlxd_models.families.common.packing import Recipe
 from mlxd_models.families.registry import REGISTRY, Registry
 from mlxd_models.files.model_source import Source
 from mlxd_models.files.tensor_blobs import check_copies
@@ -34,13 +34,13 @@ def load_model(
     form: FloatType,
     progress: Progress,
     packed: bool = False,
-    on_load: Packing | None = None,
+    on_load: Recipe | None = None,
     context: int | None = None,
 ) -> Model:
     """Read the weights in the given form and return the model; engine thread.
 
     packed: weights that are stored packed stay so, and `form` is what their scales become. on_load:
-    what others become then, but for those that are kept. context: no row will be longer than
+    how others are packed then, but for those that are kept. context: no row will be longer than
     that; None: than the model allows.
 
     Raises:
@@ -54,11 +54,7 @@ def load_model(
         dtype=DTYPES[form],
         keep_packed=packed,
         progress=progress,
-        on_load={
-            spec.name: on_load
-            for spec in files.specs
-            if on_load is not None and not spec.packed and packs_on_load(spec, on_load)
-        },
+        on_load={} if on_load is None else packings_on_load(files.specs, on_load),
     )
     reader.check_copies(files.specs)
     settled = files.config if context is None else files.config.within(context)

@@ -109,18 +109,56 @@ class Packing:
         return values * self.bits // 8 + values // self.group_size * scale_nbytes
 
 
-ON_LOAD: Final[Mapping[Weights, Packing]] = MappingProxyType(
+_KEPT_ENDS: Final = (
+    "embed_tokens",
+    "lm_head",
+    *("gate", "router"),
+    "norm",
+    *("kv_b_proj", "embed_q", "unembed_out"),  # they make keys and values of latents
+)
+"""What the names of modules end with whose weights stay numbers where a load packs the others:
+they are small, or an error in them is seen in every token."""
+
+_FINER_ENDS: Final = ("k_proj", "v_proj", "down_proj")
+"""What the names of modules end with that a mixed recipe gives more bits: keys and values are seen
+by every later token, and what goes down is summed into the rows that all layers share."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recipe:
+    """How a load packs weights that are stored in numbers."""
+
+    common: Packing
+    finer: Packing | None = None
+    """What the weights of `_FINER_ENDS` become; None: what the others do."""
+
+    def of(self, name: str, shape: Sequence[int]) -> Packing | None:
+        """Return how a load packs a weight, by its name and shape; None: it stays in numbers.
+
+        Numbers are what a checkpoint stores as floats of 8 bits or more, not yet packed.
+        """
+        module = name.removesuffix(".weight")
+        packing = self.common
+        if self.finer is not None and module.endswith(_FINER_ENDS):
+            packing = self.finer
+        # Experts in one tensor may be named without `.weight`; their biases are two-dimensional.
+        matrix = len(shape) >= 2 if module != name else len(shape) >= 3
+        if not matrix or module.endswith(_KEPT_ENDS) or not packing.suits(shape[-1]):
+            return None
+        return packing
+
+
+ON_LOAD: Final[Mapping[Weights, Recipe]] = MappingProxyType(
     {
-        Weights.Q8: Packing(64, 8),
-        Weights.Q4: Packing(64, 4),
-        Weights.MXFP8: Packing(32, 8, PackingMode.MXFP8),
-        Weights.MXFP4: Packing(32, 4, PackingMode.MXFP4),
-        Weights.NVFP4: Packing(16, 4, PackingMode.NVFP4),
+        Weights.Q8: Recipe(Packing(64, 8)),
+        Weights.Q4: Recipe(Packing(64, 4)),
+        Weights.MIXED_4_8: Recipe(Packing(64, 4), finer=Packing(64, 8)),
+        Weights.MXFP8: Recipe(Packing(32, 8, PackingMode.MXFP8)),
+        Weights.MXFP4: Recipe(Packing(32, 4, PackingMode.MXFP4)),
+        Weights.NVFP4: Recipe(Packing(16, 4, PackingMode.NVFP4)),
     }
 )
-"""What weights become that are packed while they are loaded."""
-
-GROUP_SIZES: Final = tuple(sorted({packing.group_size for packing in ON_LOAD.values()}))
+"""How weights are packed while they are loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,28 +173,6 @@ class Packings:
         """Return how a weight may be packed whose rows have `inputs` values; None: not at all."""
         packing = self.own.get(stem, self.common)
         return packing if packing is not None and packing.suits(inputs) else None
-
-
-_KEPT_ENDS: Final = (
-    "embed_tokens",
-    "lm_head",
-    *("gate", "router"),
-    "norm",
-    *("kv_b_proj", "embed_q", "unembed_out"),  # they make keys and values of latents
-)
-"""What the names of modules end with whose weights stay numbers where a load packs the others:
-they are small, or an error in them is seen in every token."""
-
-
-def packs(name: str, shape: Sequence[int], *, group_size: int) -> bool:
-    """Tell whether a load packs a weight in numbers in such groups, by its name and shape.
-
-    Numbers are what a checkpoint stores as floats of 8 bits or more, not yet packed.
-    """
-    module = name.removesuffix(".weight")
-    # Experts in one tensor may be named without `.weight`; their biases are two-dimensional.
-    matrix = len(shape) >= 2 if module != name else len(shape) >= 3
-    return matrix and shape[-1] % group_size == 0 and not module.endswith(_KEPT_ENDS)
 
 
 def block_scales_name(weight: str) -> str:
