@@ -81,7 +81,11 @@ async def peer_side(folder: Path, *, blas: str) -> AsyncIterator[Side]:
 
 
 async def put_load(
-    side: Side, requests: Sequence[Request], *, settling: Sequence[Request]
+    side: Side,
+    requests: Sequence[Request],
+    *,
+    settling: Sequence[Request],
+    clients: int = CLIENTS,
 ) -> list[Outcome]:
     """Put a load on one side from a process of its own; return what its clients saw."""
     job = Job(
@@ -90,7 +94,7 @@ async def put_load(
         model=side.model,
         settling=tuple(settling),
         requests=tuple(requests),
-        clients=CLIENTS,
+        clients=clients,
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.bench.load"),
