@@ -85,6 +85,7 @@ class ResumingCall:
         """Remember what a further call has to say; the stream has one beginning only."""
         if self._seed is not None:
             message.ClearField("seed")
+            message.ClearField("prompt_tokens")
         elif message.HasField("seed"):
             self._seed = message.seed
         self._came += message.token_ids

@@ -29,6 +29,7 @@ from mlxd_shared.wire.status import RemoteError
 
 SEED = 17
 """What a stream without a seed is given."""
+PROMPT_TOKENS = 1
 
 
 class FakeProcess:
@@ -189,7 +190,7 @@ class FakeStream:
             message.token_ids.append(index)
         else:
             message.finish.reason = types_pb2.FINISH_REASON_LENGTH
-            message.usage.prompt_tokens = 1
+            message.usage.prompt_tokens = PROMPT_TOKENS
             message.usage.completion_tokens = index
             message.usage.cache_reason = types_pb2.CACHE_REASON_EVICTED
         return message.SerializeToString()
@@ -204,6 +205,7 @@ class FakeStream:
         message.request_id = self._request.request_id
         message.model_digest = self._request.model
         message.seed = self._request.sampling.seed or SEED
+        message.prompt_tokens = PROMPT_TOKENS
         if self._request.resume_from:
             message.offset += self._script.shift
 

@@ -13,6 +13,7 @@ import pytest
 from mlxd import (
     ChannelSecurity,
     Client,
+    Delta,
     Finished,
     KeyLimit,
     NotAllowed,
@@ -155,6 +156,30 @@ async def test_whatever_a_model_evaluates_is_counted(
         for whole in ("Once upon", "Once a time"):
             read += len(await writer.tokenize(whole, model="demo"))
         assert await total_of("prompt") == read
+
+
+@pytest.mark.asyncio
+async def test_what_breaks_off_is_charged(tmp_path: Path, models: tuple[str, ...]) -> None:
+    """The prompt and the tokens that had come, though its client has left."""
+    issued = Issued(tmp_path)
+    await issued.add("writer", "--scope", "infer", "--scope", "observe")
+    async with (
+        serve_web(*models, "--keys-file", str(issued.keys_file)) as web,
+        issued.client(web, "writer") as writer,
+    ):
+        async with writer.generate("Once", model="demo", max_tokens=400) as stream:
+            first = await anext(aiter(stream))
+        assert isinstance(first, Delta)
+        assert first.prompt_tokens == len(await writer.tokenize("Once", model="demo"))
+        async with writer.watch_status(interval_s=0.1) as statuses:
+            async for _ in statuses:
+                if await points(writer, "mlxd_key_streams") == {("writer",): 0.0}:
+                    break
+
+        read = await points(writer, "mlxd_key_prompt_tokens_total")
+        made = await points(writer, "mlxd_key_generation_tokens_total")
+        assert read == {("writer",): first.prompt_tokens}
+        assert made["writer",] >= len(first.token_ids)
 
 
 @pytest.mark.asyncio

@@ -24,6 +24,7 @@ class Journal:
         self.unparsed_nbytes = 0
         """What is kept as it came."""
         self._seed: int | None = None
+        self._prompt_tokens = 0
         self._problem = ""
         self.messages = 0
         """How many messages there were."""
@@ -65,6 +66,12 @@ class Journal:
         self._parse()
         return self._seed
 
+    @property
+    def prompt_tokens(self) -> int:
+        """How many tokens the prompt has; 0 before a worker has said so, and of further choices."""
+        self._parse()
+        return self._prompt_tokens
+
     def _parse(self) -> None:
         frames, self._frames, self.unparsed_nbytes = self._frames, [], 0
         for frame in frames:
@@ -75,6 +82,7 @@ class Journal:
             self._ids.extend(message.token_ids)
             if message.HasField("seed"):
                 self._seed = message.seed
+            self._prompt_tokens = self._prompt_tokens or message.prompt_tokens
 
 
 def _describe_gap(message: inference_pb2.GenerateResponse, offset: int) -> str:

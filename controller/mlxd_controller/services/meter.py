@@ -60,10 +60,15 @@ class Meter:
             self._first_s = self.age_s
             self._metrics.first_token.observe(self._first_s, model=self.model)
 
-    def note_break(self, tokens: int) -> None:
-        """Note that a choice's stream has no end, and what it carried up to there."""
+    def note_break(self, tokens: int, *, prompt_tokens: int) -> None:
+        """Note that a choice's stream has no end, and what it carried up to there.
+
+        prompt_tokens: of its prompt, if anything has come; 0 for further choices.
+        """
         self._broken = True
+        self.counts.prompt_tokens += prompt_tokens
         self.counts.generated_tokens += tokens
+        self._metrics.prompt_tokens.add(prompt_tokens, model=self.model)
         self._metrics.generated_tokens.add(tokens, model=self.model)
 
     def complete(self, last: inference_pb2.GenerateResponse) -> None:

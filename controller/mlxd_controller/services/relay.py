@@ -116,7 +116,8 @@ class Relay:
                             return
                     await self._move(loss, lease, context)
         except BaseException:
-            self._meter.note_break(self._journal.offset - len(self._spec.resumed))
+            generated = self._journal.offset - len(self._spec.resumed)
+            self._meter.note_break(generated, prompt_tokens=self._journal.prompt_tokens)
             raise
 
     async def _acquire_lease(self, leases: AsyncExitStack, context: Context) -> Lease:
@@ -205,7 +206,7 @@ class Relay:
         if problem:
             raise _BadWorker(problem)
         if not self._has_frame:
-            for field in ("request_id", "model_digest", "seed", "prompt"):
+            for field in ("request_id", "model_digest", "seed", "prompt", "prompt_tokens"):
                 message.ClearField(field)
         if message.HasField("finish"):
             message.usage.migrations = self._migrations

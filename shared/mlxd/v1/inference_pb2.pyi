@@ -785,6 +785,7 @@ class GenerateResponse(_message.Message):
     PARTS_FIELD_NUMBER: _builtins.int
     CHOICE_FIELD_NUMBER: _builtins.int
     PROMPT_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
     offset: _builtins.int
     """Index, among the generated tokens, of this message's first token."""
     text: _builtins.str
@@ -802,6 +803,10 @@ class GenerateResponse(_message.Message):
     choice: _builtins.int
     """Which of the request's n choices the message belongs to. Offsets and parts count within it.
     Messages of several choices come as they are made.
+    """
+    prompt_tokens: _builtins.int
+    """On the first message of the first choice: how many tokens the prompt has, as in Usage. With it
+    a stream that breaks off can be charged.
     """
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]: ...
@@ -842,10 +847,11 @@ class GenerateResponse(_message.Message):
         parts: _abc.Iterable[Global___OutputPart] | None = ...,
         choice: _builtins.int = ...,
         prompt: Global___PromptEcho | None = ...,
+        prompt_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "finish", b"finish", "prompt", b"prompt", "seed", b"seed", "usage", b"usage"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "choice", b"choice", "finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "parts", b"parts", "prompt", b"prompt", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_seed", b"_seed", "choice", b"choice", "finish", b"finish", "logprobs", b"logprobs", "model_digest", b"model_digest", "offset", b"offset", "parts", b"parts", "prompt", b"prompt", "prompt_tokens", b"prompt_tokens", "request_id", b"request_id", "seed", b"seed", "text", b"text", "token_ids", b"token_ids", "usage", b"usage"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__seed: _TypeAlias = _typing.Literal["seed"]  # noqa: Y015
     _WhichOneofArgType__seed: _TypeAlias = _typing.Literal["_seed", b"_seed"]  # noqa: Y015

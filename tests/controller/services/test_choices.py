@@ -139,7 +139,7 @@ def test_a_choice_that_broke_off_is_how_all_ended() -> None:
     meter = Meter(metrics := Metrics(), FakeClock())
     meter.model = "a"
     meter.complete(last_of(5, 3))
-    meter.note_break(2)
+    meter.note_break(2, prompt_tokens=0)
     with pytest.raises(WorkerLost), meter:
         raise WorkerLost("a", 2, "killed")
     assert meter.counts == Counts(prompt_tokens=5, generated_tokens=5)

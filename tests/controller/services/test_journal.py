@@ -14,15 +14,17 @@ def frame(offset: int, *ids: int, **fields: object) -> bytes:
 
 
 def test_it_tells_where_the_stream_stands() -> None:
-    """Ids in order, after those that the client had; the seed of the first message."""
+    """Ids in order, after those that the client had; seed and prompt of the first message."""
     journal = Journal((7, 8))
     assert (journal.messages, journal.offset, journal.seed) == (0, 2, None)
-    journal.add(frame(2, 9, seed=5, text="x"))
+    assert journal.prompt_tokens == 0
+    journal.add(frame(2, 9, seed=5, text="x", prompt_tokens=4))
     journal.add(frame(3, 10, 11))
     journal.add(frame(5))
 
     assert list(journal.token_ids) == [7, 8, 9, 10, 11]
     assert (journal.messages, journal.offset, journal.seed, journal.problem) == (3, 5, 5, "")
+    assert journal.prompt_tokens == 4
 
 
 def test_what_does_not_go_on_is_not_part_of_it() -> None:

@@ -23,6 +23,7 @@ from tests.support.clocks import Clock
 
 LIMIT_S = 60.0
 SEED = 1 << 63
+PROMPT_TOKENS = 4
 LOST = WorkerLost("demo", 1)
 Message = inference_pb2.GenerateResponse
 
@@ -31,6 +32,7 @@ def begin_message(offset: int, text: str, *token_ids: int, digest: str = replies
     """The first message of a call."""
     message = replies.delta(offset, text, *token_ids)
     message.request_id, message.model_digest, message.seed = f"r-{offset}", digest, SEED
+    message.prompt_tokens = PROMPT_TOKENS
     return message
 
 
@@ -66,6 +68,7 @@ async def test_a_stream_goes_on_where_it_was_lost() -> None:
         (0, "a", (1,)), (1, "b", (2, 3)), (3, "c", (4,)), (4, "d", (5,)), (5, "e", (6,)),
     ]  # fmt: skip
     assert [d.seed for d in deltas if isinstance(d, Delta)] == [SEED, None, None, None, None]
+    assert [d.prompt_tokens for d in deltas if isinstance(d, Delta)] == [PROMPT_TOKENS, 0, 0, 0, 0]
     assert isinstance(finished, Finished)
     assert (finished.request_id, finished.model_digest) == ("r-0", replies.DIGEST)
     assert (finished.usage.calls.lost, finished.usage.calls.resumed_tokens) == (2, 4)
@@ -170,7 +173,7 @@ async def test_a_program_resumes_by_itself() -> None:
         with pytest.raises(errors.InvalidRequest, match="resume_token_ids"):
             client.generate("x", resume=(-1,))
 
-    assert delta == Delta(2, "c", (3,), seed=SEED)
+    assert delta == Delta(2, "c", (3,), seed=SEED, prompt_tokens=PROMPT_TOKENS)
     assert isinstance(finished, Finished)
     assert (finished.usage.calls.lost, finished.usage.calls.resumed_tokens) == (0, 2)
     request = sent_requests(fake)[0]

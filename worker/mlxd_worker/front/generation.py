@@ -42,6 +42,8 @@ class Part:
     text parts."""
     prompt: PromptEcho | None = None
     """The prompt, on the first message, where it was asked for."""
+    prompt_tokens: int = 0
+    """How many tokens it has, on the first message only."""
 
 
 async def generate(
@@ -95,6 +97,7 @@ async def generate(
             forced=spec.resumed if by_steps else (),
         )
         seed: int | None = request.sampling.seed
+        prompt_tokens = request.prompt_tokens
         ended = False
         with worker.running(request, loaded):
             while not ended:
@@ -102,9 +105,16 @@ async def generate(
                 ended = isinstance(event, Finished)
                 if echo is not None:
                     echo = replace(echo, logprobs=event.prompt_logprobs)
-                part = Part(request_id, loaded.job.digest, event, seed, prompt=echo)
+                part = Part(
+                    request_id,
+                    loaded.job.digest,
+                    event,
+                    seed,
+                    prompt=echo,
+                    prompt_tokens=prompt_tokens,
+                )
                 yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
-                seed = echo = None
+                seed, echo, prompt_tokens = None, None, 0
 
 
 async def _compile(

@@ -174,6 +174,7 @@ def part_to_pb(part: Part, *, load_s: float, choice: int) -> inference_pb2.Gener
         text=event.text,
         token_ids=event.ids,
         parts=map(piece_to_pb, part.pieces),
+        prompt_tokens=0 if choice else part.prompt_tokens,
     )
     if part.seed is not None:
         message.request_id, message.model_digest = part.request_id, part.model_digest
