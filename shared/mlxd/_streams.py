@@ -218,7 +218,7 @@ def _read_delta(message: inference_pb2.GenerateResponse) -> a.Delta:
         seed=message.seed if message.HasField("seed") else None,
         choice=message.choice,
         prompt=read(a.PromptEcho, message.prompt) if message.HasField("prompt") else None,
-        prompt_tokens=message.prompt_tokens,
+        prompt_tokens=message.prompt_tokens or None,
     )
 
 

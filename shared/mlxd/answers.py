@@ -59,7 +59,7 @@ class Delta:
     """Which of the request's choices it belongs to; `offset` counts that one's tokens."""
     prompt: PromptEcho | None = None
     """On the first of the first choice, where it was asked for."""
-    prompt_tokens: int = 0
+    prompt_tokens: int | None = None
     """On the first of the first choice: how many tokens the prompt has."""
 
 

@@ -106,7 +106,7 @@ async def test_generate_json_is_one_object_a_message() -> None:
     *deltas, finished = ran.objects
     expected = {
         "offset": 1, "text": " upon", "token_ids": [2, 3], "logprobs": [], "parts": [],
-        "seed": None, "choice": 0, "prompt": None,
+        "seed": None, "choice": 0, "prompt": None, "prompt_tokens": None,
     }  # fmt: skip
     assert deltas[1] == expected
     assert finished["reason"] == "length"
