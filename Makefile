@@ -1,6 +1,6 @@
 # The one front door to the tree. `make help` lists the targets.
 #
-# The tiers: `make demo` (under 2 minutes), `make test` (8), `make soak` (long). A fresh
+# The tiers: `make demo` (under 2 minutes), `make test` (5 to 15), `make soak` (long). A fresh
 # machine needs Python 3.11 or newer and make; the first target that needs it sets up .venv.
 
 PYTHON ?= python3
@@ -48,7 +48,7 @@ demo: $(run_stamp) ## stream text from the built-in model through a real control
 
 # Compiled files are kept whatever the environment says: tests start hundreds of processes.
 .PHONY: test
-test: $(dev_stamp) ## every test but the long ones (about 8 minutes)
+test: $(dev_stamp) ## every test but the long ones (5 minutes on 16 cores, some 15 on two)
 	env -u PYTHONDONTWRITEBYTECODE $(py) -m pytest -n $(TEST_PROCESSES) --maxprocesses 8 \
 	  --dist worksteal $(PYTEST_ARGS)
 	$(took)
