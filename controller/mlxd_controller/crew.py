@@ -169,7 +169,7 @@ class AttachedProbe:
 async def take_held(crew: Crew, store: ModelStore) -> tuple[Survivor, ...]:
     """Take the attached workers that hold a model ready, for the runtime to adopt; one a model.
 
-    A model that is not configured here stays where it is until its worker is needed.
+    A model that is not configured here stays where it is until the next load on its machine.
     """
     launcher = crew.attached
     if launcher is None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from mlxd_models.families.registry import REGISTRY
+from mlxd_models.sizes.pass_sizes import reads_passes
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.loader import inspect_model, load_model
 from tests.support.described import CONTEXT, STORED, said_of, table, write_described
@@ -38,8 +39,13 @@ def test_a_load_takes_what_was_said(architecture: str, stored: str, tmp_path: Pa
         taken = sum(array.nbytes for array in named.values())
         assert taken == row["plans"][form]["weights"], form
         assert (model.vocab_size, model.context_max) == (row["passes"]["vocab"], row["context_max"])
-        caches = [cache for cache in model.new_caches(context_max=CONTEXT) if cache is not None]
+        layers = model.new_caches(context_max=CONTEXT)
+        caches = [cache for cache in layers if cache is not None]
         said = files.footprint.caches
+        keeps_all = all(cache is not None and cache.kind.sliceable for cache in layers)
+        # As the engine decides it (`reads_together`): what the fit reckons a GPU's passes by.
+        by_passes = model.capabilities.reads_chunks and keeps_all
+        assert reads_passes(files.footprint.passes, said) is by_passes
         windows = sum(window.window * window.kv_values_per_token for window in said.windows)
         positions = CONTEXT * said.kv_values_per_token + windows
         states = 4 * said.recurrent_values_per_row

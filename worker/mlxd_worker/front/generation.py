@@ -43,7 +43,7 @@ class Part:
     prompt: PromptEcho | None = None
     """The prompt, on the first message, where it was asked for."""
     prompt_tokens: int = 0
-    """How many tokens it has, on the first message only."""
+    """How many tokens it has."""
 
 
 async def generate(
@@ -97,7 +97,6 @@ async def generate(
             forced=spec.resumed if by_steps else (),
         )
         seed: int | None = request.sampling.seed
-        prompt_tokens = request.prompt_tokens
         ended = False
         with worker.running(request, loaded):
             while not ended:
@@ -111,10 +110,10 @@ async def generate(
                     event,
                     seed,
                     prompt=echo,
-                    prompt_tokens=prompt_tokens,
+                    prompt_tokens=request.prompt_tokens,
                 )
                 yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
-                seed, echo, prompt_tokens = None, None, 0
+                seed = echo = None
 
 
 async def _compile(

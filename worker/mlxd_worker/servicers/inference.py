@@ -174,11 +174,11 @@ def part_to_pb(part: Part, *, load_s: float, choice: int) -> inference_pb2.Gener
         text=event.text,
         token_ids=event.ids,
         parts=map(piece_to_pb, part.pieces),
-        prompt_tokens=0 if choice else part.prompt_tokens,
     )
     if part.seed is not None:
         message.request_id, message.model_digest = part.request_id, part.model_digest
         message.seed = part.seed
+        message.prompt_tokens = 0 if choice else part.prompt_tokens
     if isinstance(event, Finished):
         message.finish.CopyFrom(finish_to_pb(event))
         usage = (
