@@ -48,7 +48,7 @@ def chats(fake: FakeServer) -> list[inference_pb2.ChatPrompt]:
     return [r.chat for r in fake.requests if isinstance(r, inference_pb2.GenerateRequest)]
 
 
-def spoken(chat: inference_pb2.ChatPrompt) -> list[tuple[str, str, str, int]]:
+def summarise(chat: inference_pb2.ChatPrompt) -> list[tuple[str, str, str, int]]:
     """Return role, content, reasoning and number of calls of each message."""
     return [(m.role, m.content, m.reasoning, len(m.tool_calls)) for m in chat.messages]
 
@@ -87,8 +87,8 @@ async def test_tools_over_two_turns(goes_on: bool) -> None:
         assert (second.output_text, second.status) == ("It rains.", "completed")
         assert second.previous_response_id == (first.id if goes_on else None)
         before, after = chats(fake)
-        assert spoken(before) == [("system", "Be brief.", "", 0), TOLD[0]]
-        assert spoken(after) == TOLD
+        assert summarise(before) == [("system", "Be brief.", "", 0), TOLD[0]]
+        assert summarise(after) == TOLD
         assert after.messages[1].tool_calls[0].id == CALL_ID
         assert after.messages[2].tool_call_id == CALL_ID
         function = {key: TOOL[key] for key in ("name", "description", "parameters", "strict")}
@@ -108,6 +108,7 @@ async def test_streamed_and_not_are_the_same() -> None:
         whole = (await web.post("/v1/responses", wanted)).json()
         async with client.responses.stream(**wanted) as stream:
             events = [event async for event in stream]
+        assert events[0].type == "response.created"
         streamed = (await web.http.get(f"/v1/responses/{events[0].response.id}")).json()
     assert (whole["metadata"], whole["temperature"]) == ({"a": "b"}, 0.5)
     assert (whole["tools"], whole["tool_choice"]) == ([TOOL], wanted["tool_choice"])

@@ -20,7 +20,7 @@ CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
 
 
-def said(text: str) -> dict[str, Any]:
+def message_of(text: str) -> dict[str, Any]:
     """Return what an assistant said, as a response has it."""
     part = {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
     return {"type": "message", "id": "m", "status": "completed", "role": "assistant",
@@ -43,12 +43,12 @@ CASES: list[tuple[list[dict[str, Any]], list[ChatMessage]]] = [
     ([{"role": "developer", "content": [
         {"type": "input_text", "text": "a"}, {"type": "input_text", "text": "b"}]}],
      [ChatMessage("developer", "a\nb")]),
-    ([USER, THOUGHT, said("a"), CALL, RESULT],
+    ([USER, THOUGHT, message_of("a"), CALL, RESULT],
      [ChatMessage("user", "u"), ONE, ChatMessage("tool", "rain", tool_call_id="c1")]),
-    ([said("a"), said("b")], [ChatMessage("assistant", "a"), ChatMessage("assistant", "b")]),
-    ([said("a"), CALL, said("b")],
+    ([message_of("a"), message_of("b")], [ChatMessage("assistant", "a"), ChatMessage("assistant", "b")]),
+    ([message_of("a"), CALL, message_of("b")],
      [ChatMessage("assistant", "ab", tool_calls=(ToolCall("f", '{"a":1}', "c1"),))]),
-    ([THOUGHT, said("a"), THOUGHT, said("b")],
+    ([THOUGHT, message_of("a"), THOUGHT, message_of("b")],
      [ChatMessage("assistant", "a", "hm"), ChatMessage("assistant", "b", "hm")]),
     ([CALL, {**CALL, "call_id": "c2"}, RESULT],
      [ChatMessage("assistant", "", tool_calls=(
@@ -72,7 +72,7 @@ def test_items_become_messages(items: list[dict[str, Any]], messages: list[ChatM
 
 def test_fields_of_messages_have_the_names_of_their_items() -> None:
     """Also where several items are one message."""
-    _, names = converse(USER, THOUGHT, said("a"), CALL, CALL, RESULT)
+    _, names = converse(USER, THOUGHT, message_of("a"), CALL, CALL, RESULT)
     assert names["chat.messages[0]"] == "input[0]"
     assert names["chat.messages[1]"] == "input[1]"
     assert names["chat.messages[1].tool_calls[1]"] == "input[4]"

@@ -26,7 +26,7 @@ STEPS = st.lists(
 )
 
 
-def kept(name: str, owner: str = "", *, size: int = 0, previous: str = "") -> Kept:
+def entry_of(name: str, owner: str = "", *, size: int = 0, previous: str = "") -> Kept:
     """Return a response whose texts take `size` bytes."""
     return Kept(name, owner, "demo", b"i" * (size // 2), b"r" * (size - size // 2), previous)
 
@@ -90,7 +90,7 @@ def test_any_course_of_events(steps: list[Step]) -> None:
         else:
             plain.cut(now_s)
             goes_on = action == "go on" and plain.find(name, owner) is not None
-            entry = kept(str(made), owner, size=size, previous=name if goes_on else "")
+            entry = entry_of(str(made), owner, size=size, previous=name if goes_on else "")
             made += 1
             plain.entries.append((now_s, plain.turn, entry))
             plain.use(entry, now_s)
@@ -107,11 +107,11 @@ def test_any_course_of_events(steps: list[Step]) -> None:
 def test_what_was_used_longest_ago_goes_first() -> None:
     """And a use of a response is one of what it goes on from."""
     store = ResponseStore(count_max=3)
-    store.put(kept("first"), 0)
-    store.put(kept("second", previous="first"), 1)
-    store.put(kept("other"), 2)
+    store.put(entry_of("first"), 0)
+    store.put(entry_of("second", previous="first"), 1)
+    store.put(entry_of("other"), 2)
     assert store.get("second", "", 3) is not None
-    store.put(kept("new"), 4)
+    store.put(entry_of("new"), 4)
     assert [store.get(name, "", 5) is not None for name in ("first", "second", "other")] == [
         True,
         True,
@@ -122,8 +122,8 @@ def test_what_was_used_longest_ago_goes_first() -> None:
 def test_age_counts_from_the_last_use() -> None:
     """What nobody uses is gone when its time is over, without a request for it."""
     store = ResponseStore(age_s=10)
-    store.put(kept("used"), 0)
-    store.put(kept("unused"), 0)
+    store.put(entry_of("used"), 0)
+    store.put(entry_of("unused"), 0)
     assert store.get("used", "", 9) is not None
     assert store.get("used", "", 18) is not None
     assert len(store) == 1
@@ -134,7 +134,7 @@ def test_age_counts_from_the_last_use() -> None:
 def test_what_is_larger_than_the_store_is_not_kept() -> None:
     """Nothing is left of it."""
     store = ResponseStore(nbytes_max=ENTRY_NBYTES)
-    store.put(kept("large", size=1), 0)
+    store.put(entry_of("large", size=1), 0)
     assert store.get("large", "", 0) is None
     assert store.nbytes == 0
 
@@ -142,7 +142,7 @@ def test_what_is_larger_than_the_store_is_not_kept() -> None:
 def test_an_owner_sees_its_own_alone() -> None:
     """To all others it is not there, to read or to delete."""
     store = ResponseStore()
-    store.put(kept("r", "a"), 0)
+    store.put(entry_of("r", "a"), 0)
     assert store.get("r", "b", 0) is None
     assert not store.delete("r", "b")
     assert store.delete("r", "a")
@@ -152,9 +152,9 @@ def test_an_owner_sees_its_own_alone() -> None:
 def test_what_goes_on_from_a_deletion_has_a_gap() -> None:
     """It is still there itself."""
     store = ResponseStore()
-    store.put(kept("1"), 0)
-    store.put(kept("2", previous="1"), 0)
-    last = kept("3", previous="2")
+    store.put(entry_of("1"), 0)
+    store.put(entry_of("2", previous="1"), 0)
+    last = entry_of("3", previous="2")
     store.put(last, 0)
     assert [each.id for each in store.before(last) if each is not None] == ["2", "1"]
     store.delete("1", "")
