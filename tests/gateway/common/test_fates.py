@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
@@ -93,7 +94,7 @@ def test_what_is_passed_over_is_given_up() -> None:
 def test_a_part_that_is_not_served_is_refused_by_its_type() -> None:
     """Wherever it stands, and whatever else it holds."""
     star, moon = foreign("nothing here shines", "star", "moon")
-    kind = msgspec.defstruct("Sky", [("parts", list[star | moon])])  # type: ignore[valid-type]
+    kind = msgspec.defstruct("Sky", [("parts", GenericAlias(list, (star | moon,)))])
     with pytest.raises(BadField) as caught:
         refuse(msgspec.json.decode(b'{"parts":[{"type":"moon","full":true}]}', type=kind))
     assert caught.value.failure.field == "parts[0].type"

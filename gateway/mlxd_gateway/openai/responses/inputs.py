@@ -114,8 +114,8 @@ def _write_item(item: i.Item, unique: str) -> Object:
 def _write_content(message: i.Message) -> list[Object]:
     if not isinstance(message.content, str):
         return _write_parts(message.content)
-    said = message.role == "assistant"
-    return _write_parts([(i.OutputText if said else i.InputText)(message.content)])
+    text = message.content
+    return _write_parts([i.OutputText(text) if message.role == "assistant" else i.InputText(text)])
 
 
 def _write_parts(parts: Iterable[i.Part]) -> list[Object]:

@@ -106,7 +106,7 @@ ITEMS = [Raw(json.dumps({"id": str(number)}).encode()) for number in range(5)]
 def test_pages_of_items(query: InputItemsQuery, ids: str, more: bool) -> None:
     """From either end, so many at once, and behind an item."""
     page = page_of(ITEMS, query)
-    assert [json.loads(item)["id"] for item in page["data"]] == list(ids)
+    assert [json.loads(bytes(item))["id"] for item in page["data"]] == list(ids)
     assert page["has_more"] is more
     assert (page["first_id"], page["last_id"]) == ((ids[0], ids[-1]) if ids else (None, None))
 

@@ -11,7 +11,7 @@ from mlxd_gateway.openai.responses.store import ENTRY_NBYTES, Kept, ResponseStor
 from tests.support.effort import examples
 
 COUNT_MAX, AGE_S = 5, 10.0
-NBYTES_MAX = 4 * ENTRY_NBYTES + 40
+NBYTES_MAX = COUNT_MAX * ENTRY_NBYTES + 60
 OWNERS = ("", "a", "b")
 
 Step = tuple[str, int, str, int]
