@@ -90,7 +90,8 @@ def tables() -> str:
         plain = [path for path, fate, why in rows if (fate, why) == (HONOURED.kind.value, "")]
         lines += [f"### {(kind.__doc__ or '').partition(';')[0].rstrip('.')}", ""]
         lines += ["| field | | |", "|---|---|---|"]
-        lines.append(f"| {', '.join(f'`{path}`' for path in plain)} | honoured | |")
+        if plain:
+            lines.append(f"| {', '.join(f'`{path}`' for path in plain)} | honoured | |")
         lines += [f"| `{path}` | {fate} | {why} |" for path, fate, why in rows if path not in plain]
         lines.append("")
     return "\n".join(lines)
