@@ -97,8 +97,9 @@ async def test_a_call_and_its_result(models: tuple[str, ...]) -> None:
         by_id = await client.responses.create(
             input=[result], previous_response_id=first.id, **common
         )
-        question: Any = {"role": "user", "content": "How is the weather?"}
-        by_items = await client.responses.create(input=[question, *first.output, result], **common)
+        question = {"role": "user", "content": "How is the weather?"}
+        sent: list[Any] = [question, *first.output, result]
+        by_items = await client.responses.create(input=sent, **common)
         assert by_id.usage is not None
         assert by_items.usage is not None
         assert by_id.output_text == by_items.output_text

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from mlxd import ChatMessage, ToolCall
+from mlxd_gateway.openai.requests import Refusal
 from mlxd_gateway.openai.responses import items as i
 
 Placed = tuple[str, i.Item]
@@ -134,7 +135,7 @@ def text_of(content: str | Iterable[i.Part]) -> str:
     texts: list[str] = []
     for part in content:
         match part:
-            case i.Refusal():
+            case Refusal():
                 texts.append(part.refusal)
             case i.InputText() | i.OutputText():
                 texts.append(part.text)

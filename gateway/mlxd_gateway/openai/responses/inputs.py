@@ -13,7 +13,8 @@ from typing import Any
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT
+from mlxd_gateway.common.fates import ABSENT, Foreign
+from mlxd_gateway.openai.requests import Refusal
 from mlxd_gateway.openai.responses import items as i
 
 Object = dict[str, Any]
@@ -92,7 +93,7 @@ def read_output(response: bytes) -> list[i.Item]:
 
 
 def _write_item(item: i.Item, unique: str) -> Object:
-    assert not isinstance(item, i.Foreign), "it was refused"
+    assert not isinstance(item, Foreign), "it was refused"
     head: Object = {
         "id": item.id or f"{_PREFIXES[type(item)]}_{unique}",
         "type": item.__struct_config__.tag,
@@ -122,7 +123,7 @@ def _write_parts(parts: Iterable[i.Part]) -> list[Object]:
     written: list[Object] = []
     for part in parts:
         match part:
-            case i.Refusal():
+            case Refusal():
                 written.append({"type": "refusal", "refusal": part.refusal})
             case i.InputText():
                 written.append({"type": "input_text", "text": part.text})
