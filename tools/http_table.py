@@ -16,15 +16,17 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from mlxd_gateway.anthropic import requests as anthropic
-from mlxd_gateway.common.fates import HONOURED, fates_of
+from mlxd_gateway.common.fates import HONOURED, Foreign, Kind, fates_of
 from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.openai import requests as openai
+from mlxd_gateway.openai.responses import requests as responses
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "http.md"
-ROLE = re.compile(r"messages\[(?P<role>\w+)\]\.")
+ROLE = re.compile(r"(?P<list>messages|input|tools|tool_choice)\[(?P<role>\w+)\]")
 BEGIN, END = "<!-- made by tools/http_table.py -->\n", "<!-- end of what is made -->\n"
 REQUESTS: tuple[type[msgspec.Struct], ...] = (
     openai.ChatRequest, openai.CompletionRequest, openai.EmbeddingRequest,
+    responses.ResponseRequest, responses.RetrieveQuery, responses.InputItemsQuery,
     anthropic.MessageRequest, anthropic.CountRequest,
     ollama.ChatRequest, ollama.GenerateRequest, ollama.EmbedRequest, ollama.OldEmbedRequest,
     ollama.ShowRequest,
@@ -54,6 +56,9 @@ def fields_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[tuple[st
         for inner in structs_in(hint):
             tag = inner.__struct_config__.tag
             label = f"[{tag}]" if tag else ("[]" if is_list else "")
+            if issubclass(inner, Foreign):
+                yield f"{prefix}{encoded[name]}{label}", Kind.REFUSED.value, inner.why
+                continue
             yield from fields_of(inner, f"{prefix}{encoded[name]}{label}.")
 
 
@@ -66,11 +71,11 @@ def reason_of(why: str, neutral: tuple[object, ...]) -> str:
 
 
 def merge_roles(rows: Iterable[tuple[str, str, str]]) -> list[tuple[str, str, str]]:
-    """Return the rows, those in one that say the same of messages with several roles."""
+    """Return the rows, those in one that say the same of messages or parts of several kinds."""
     roles: dict[tuple[str, str, str], list[str]] = {}
     for path, fate, why in rows:
         role = ROLE.match(path)
-        key = (path if role is None else ROLE.sub("messages[{}].", path), fate, why)
+        key = (path if role is None else ROLE.sub(r"\g<list>[{}]", path, count=1), fate, why)
         roles.setdefault(key, []).append("" if role is None else role["role"])
     return [
         (path.format(", ".join(names)), fate, why) for (path, fate, why), names in roles.items()
@@ -85,7 +90,8 @@ def tables() -> str:
         plain = [path for path, fate, why in rows if (fate, why) == (HONOURED.kind.value, "")]
         lines += [f"### {(kind.__doc__ or '').partition(';')[0].rstrip('.')}", ""]
         lines += ["| field | | |", "|---|---|---|"]
-        lines.append(f"| {', '.join(f'`{path}`' for path in plain)} | honoured | |")
+        if plain:
+            lines.append(f"| {', '.join(f'`{path}`' for path in plain)} | honoured | |")
         lines += [f"| `{path}` | {fate} | {why} |" for path, fate, why in rows if path not in plain]
         lines.append("")
     return "\n".join(lines)

@@ -25,6 +25,8 @@ from mlxd_gateway.door import Door
 from mlxd_gateway.edge import Edge
 from mlxd_gateway.ollama import handlers as ollama
 from mlxd_gateway.openai import handlers as openai
+from mlxd_gateway.openai.responses import handlers as responses
+from mlxd_gateway.openai.responses.store import ResponseStore
 from mlxd_gateway.shapes import Api, api_of, render
 from mlxd_shared import config
 
@@ -45,6 +47,7 @@ def make_app(
             Route("/", show_root),
             Route("/health", check_health),
             *openai.ROUTES,
+            *responses.ROUTES,
             *anthropic.ROUTES,
             *ollama.ROUTES,
             Route("/v1/models", _by_api(openai.list_models, anthropic.list_models)),
@@ -60,6 +63,7 @@ def make_app(
     )
     app.state.clients = clients
     app.state.room = Room(bodies_nbytes_max)
+    app.state.responses = ResponseStore()
     return Edge(app, door, share=_sharer(door.origins))
 
 

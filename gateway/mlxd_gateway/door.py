@@ -17,8 +17,9 @@ from starlette.types import Scope
 from mlxd_gateway.common.failures import Failure, FailureKind
 from mlxd_shared import config
 from mlxd_shared.security.bearer import REFUSAL
+from mlxd_shared.security.keys import hash_of
 from mlxd_shared.security.origins import is_foreign, is_local_name
-from mlxd_shared.security.tokens import HEADER, Token
+from mlxd_shared.security.tokens import HEADER, Token, secret_in
 
 OPEN_PATHS = ("/health",)
 _BEARER = re.compile(rf"Bearer [!-~]{{1,{config.TOKEN_CHARS_MAX}}}", re.IGNORECASE)
@@ -52,6 +53,10 @@ class Door:
         """Return the headers of the calls to the controller that a request leads to."""
         header = credentials_in(headers)
         return ((HEADER, header),) if self.passes_keys and _BEARER.fullmatch(header) else ()
+
+    def owner_of(self, headers: Headers) -> str:
+        """Return what tells a key's requests from another's; empty where requests carry none."""
+        return "".join(hash_of(secret_in(header)) for _, header in self.pass_on(headers))
 
     def _refuse_page(self, headers: Headers) -> Failure | None:
         """Refuse what a page of a stranger has sent."""

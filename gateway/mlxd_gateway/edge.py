@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from mlxd import call_headers
-from mlxd_gateway.common.endpoints import REQUEST_ID
+from mlxd_gateway.common.endpoints import OWNER, REQUEST_ID
 from mlxd_gateway.common.failures import Failure, FailureKind
 from mlxd_gateway.door import Door
 from mlxd_gateway.shapes import render
@@ -63,6 +63,7 @@ class Edge:
         sent_id = headers.get("x-request-id", "")
         request_id = sent_id if _ID.fullmatch(sent_id) else uuid4().hex
         scope[REQUEST_ID] = request_id
+        scope[OWNER] = self._door.owner_of(headers)
         marked = call_headers.set((*_trace(headers), *self._door.pass_on(headers)))
         self._under_way += 1
         try:

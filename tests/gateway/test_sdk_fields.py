@@ -13,11 +13,36 @@ from anthropic.types import message_count_tokens_params, message_create_params
 from openai.types import chat as openai_chat
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
+from openai.types.responses import (
+    easy_input_message_param,
+    function_tool_param,
+    input_item_list_params,
+    response_create_params,
+    response_format_text_config_param,
+    response_format_text_json_schema_config_param,
+    response_function_call_output_item_param,
+    response_function_tool_call_param,
+    response_input_content_param,
+    response_input_item_param,
+    response_input_text_content_param,
+    response_input_text_param,
+    response_output_message_param,
+    response_output_refusal_param,
+    response_output_text_param,
+    response_reasoning_item_param,
+    response_retrieve_params,
+    response_text_config_param,
+    tool_choice_function_param,
+    tool_param,
+)
+from openai.types.shared_params import reasoning as reasoning_param
 
 from mlxd_gateway.anthropic import requests as anthropic
 from mlxd_gateway.common.fates import fates_of
 from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.openai import requests as openai
+from mlxd_gateway.openai.responses import items
+from mlxd_gateway.openai.responses import requests as responses
 
 TYPED = [
     (chat_create_params.CompletionCreateParamsNonStreaming, openai.ChatRequest),
@@ -35,6 +60,32 @@ TYPED = [
     (openai_chat.ChatCompletionFunctionToolParam, openai.FunctionTool),
     (openai_chat.ChatCompletionMessageFunctionToolCallParam, openai.Call),
     (openai_chat.ChatCompletionStreamOptionsParam, openai.StreamOptions),
+    (response_create_params.ResponseCreateParamsNonStreaming, responses.ResponseRequest),
+    (response_create_params.ResponseCreateParamsStreaming, responses.ResponseRequest),
+    (response_create_params.StreamOptions, responses.StreamOptions),
+    (response_retrieve_params.ResponseRetrieveParamsNonStreaming, responses.RetrieveQuery),
+    (response_retrieve_params.ResponseRetrieveParamsStreaming, responses.RetrieveQuery),
+    (input_item_list_params.InputItemListParams, responses.InputItemsQuery),
+    (easy_input_message_param.EasyInputMessageParam, items.Message),
+    (response_input_item_param.Message, items.Message),
+    (response_output_message_param.ResponseOutputMessageParam, items.Message),
+    (response_input_item_param.FunctionCallOutput, items.FunctionCallOutput),
+    (response_function_tool_call_param.ResponseFunctionToolCallParam, items.FunctionCall),
+    (response_reasoning_item_param.ResponseReasoningItemParam, items.Reasoning),
+    (response_reasoning_item_param.Content, items.ReasoningText),
+    (response_reasoning_item_param.Summary, items.SummaryText),
+    (response_input_text_param.ResponseInputTextParam, items.InputText),
+    (response_input_text_content_param.ResponseInputTextContentParam, items.InputText),
+    (response_output_text_param.ResponseOutputTextParam, items.OutputText),
+    (response_output_refusal_param.ResponseOutputRefusalParam, openai.Refusal),
+    (function_tool_param.FunctionToolParam, responses.FunctionTool),
+    (tool_choice_function_param.ToolChoiceFunctionParam, responses.ChosenFunction),
+    (response_text_config_param.ResponseTextConfigParam, responses.TextConfig),
+    (
+        response_format_text_json_schema_config_param.ResponseFormatTextJSONSchemaConfigParam,
+        responses.FormatSchema,
+    ),
+    (reasoning_param.Reasoning, responses.ReasoningConfig),
     (message_create_params.MessageCreateParamsNonStreaming, anthropic.MessageRequest),
     (message_create_params.MessageCreateParamsStreaming, anthropic.MessageRequest),
     (message_count_tokens_params.MessageCountTokensParams, anthropic.CountRequest),
@@ -48,6 +99,21 @@ TYPED = [
     (anthropic_types.ThinkingConfigEnabledParam, anthropic.ThinkingOn),
     (anthropic_types.ThinkingConfigAdaptiveParam, anthropic.ThinkingFree),
     (anthropic_types.OutputConfigParam, anthropic.OutputConfig),
+]
+TYPES = [
+    (response_input_item_param.ResponseInputItemParam, items.Item),
+    (response_input_content_param.ResponseInputContentParam, items.Part),
+    (response_output_message_param.Content, items.Part),
+    (
+        response_function_call_output_item_param.ResponseFunctionCallOutputItemParam,
+        items.ResultPart,
+    ),
+    (tool_param.ToolParam, responses.Tool),
+    (response_create_params.ToolChoice, responses.Choice),
+    (
+        response_format_text_config_param.ResponseFormatTextConfigParam,
+        typing.get_type_hints(responses.TextConfig)["format"],
+    ),
 ]
 MODELS = [
     (ollama_types.ChatRequest, ollama.ChatRequest),
@@ -76,3 +142,20 @@ def test_no_field_of_a_package_is_missing(theirs: Any, ours: type[msgspec.Struct
 def test_no_field_of_ollamas_package_is_missing(theirs: Any, ours: type[msgspec.Struct]) -> None:
     """Ollama's package, whose requests are models of pydantic."""
     assert set(theirs.model_fields) - known_fields(ours) == set()
+
+
+def literals_in(hint: Any) -> set[str]:
+    """Return the texts that an annotation allows, at any depth."""
+    if typing.get_origin(hint) is typing.Literal:
+        return set(typing.get_args(hint))
+    return {text for inner in typing.get_args(hint) for text in literals_in(inner)}
+
+
+@pytest.mark.parametrize(("theirs", "ours"), TYPES)
+def test_no_type_of_a_package_is_missing(theirs: Any, ours: Any) -> None:
+    """Each kind of item, part, tool and choice is read, or refused with a reason."""
+    dicts = [each for each in typing.get_args(theirs) if isinstance(each, type)]
+    wanted = {text for each in dicts for text in literals_in(typing.get_type_hints(each)["type"])}
+    structs = [each for each in typing.get_args(ours) if each is not type(None)]
+    assert wanted
+    assert wanted - {each.__struct_config__.tag for each in structs} == set()

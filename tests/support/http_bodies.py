@@ -30,6 +30,28 @@ BODIES: dict[str, dict[str, Any]] = {
         "max_tokens": 4,
         "stream_options": {"include_usage": True},
     },
+    "/v1/responses": {
+        "model": "demo",
+        "instructions": "a",
+        "input": [
+            {"role": "user", "content": "b"},
+            {"type": "reasoning", "id": "r", "summary": [], "content": [
+                {"type": "reasoning_text", "text": "c"},
+            ]},
+            {"type": "message", "role": "assistant", "content": [
+                {"type": "output_text", "text": "d", "annotations": []},
+            ]},
+            {"type": "function_call", "call_id": "a", "name": "f", "arguments": "{}"},
+            {"type": "function_call_output", "call_id": "a", "output": "e"},
+        ],
+        "tools": [{"type": "function", "name": "f", "parameters": {"type": "object"}}],
+        "tool_choice": "auto",
+        "text": {"format": {"type": "json_schema", "name": "n", "schema": {}}},
+        "reasoning": {"effort": "low", "summary": "auto"},
+        "include": ["message.output_text.logprobs"],
+        "metadata": {"a": "b"},
+        "max_output_tokens": 4,
+    },
     "/v1/completions": {"model": "demo", "prompt": [1, 2], "max_tokens": 3, "logprobs": 1},
     "/v1/embeddings": {
         "model": "demo", "input": ["a", "b"], "encoding_format": "base64",

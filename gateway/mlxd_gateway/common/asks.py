@@ -69,7 +69,7 @@ class Ask:
             return self.fields[field]
         for name, own in self.fields.items():
             if field.startswith((f"{name}.", f"{name}[")):
-                return own + field.removeprefix(name)
+                return own + field.removeprefix(name).removesuffix("_json")
         return field.rpartition(".")[2] if field.startswith("sampling.") else field
 
 

@@ -58,8 +58,14 @@ class Room:
             self._free_nbytes += taken
 
 
-def reader_of(kind: type[_T]) -> Callable[[Request], Coroutine[Any, Any, _T]]:
-    """Return a function that reads a request's body as `kind`.
+def _keep(body: bytes) -> bytes:
+    return body
+
+
+def reader_of(
+    kind: type[_T], *, prepare: Callable[[bytes], bytes] = _keep
+) -> Callable[[Request], Coroutine[Any, Any, _T]]:
+    """Return a function that reads a request's body, as `prepare` leaves it, as `kind`.
 
     It raises Refused where the body is too large, too slow or not JSON, or there is no room for it,
     BadField for a field, and starlette's ClientDisconnect where the client goes.
@@ -69,9 +75,25 @@ def reader_of(kind: type[_T]) -> Callable[[Request], Coroutine[Any, Any, _T]]:
     async def read(request: Request) -> _T:
         room: Room = request.app.state.room
         with room.lend() as take:
-            struct = decode(decoder, await read_body(request, take))
+            struct = decode(decoder, prepare(await read_body(request, take)))
         refuse(struct)
         let_go(struct)
+        return struct
+
+    return read
+
+
+def query_reader_of(kind: type[_T]) -> Callable[[Request], _T]:
+    """Return a function that reads the query of a request's URL as `kind`; `a[]` is `a` too.
+
+    It raises BadField for a field.
+    """
+    decoder = msgspec.json.Decoder(kind, strict=False)
+
+    def read(request: Request) -> _T:
+        fields = {name.removesuffix("[]"): text for name, text in request.query_params.items()}
+        struct = decode(decoder, msgspec.json.encode(fields))
+        refuse(struct)
         return struct
 
     return read

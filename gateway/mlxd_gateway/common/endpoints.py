@@ -17,7 +17,14 @@ from mlxd_shared import config
 
 REQUEST_ID = "mlxd.request_id"
 """The key of the request's id in its ASGI scope."""
+OWNER = "mlxd.owner"
+"""The key of what tells one key's requests from another's there."""
 _UNIQUE_CHARS = 8
+
+
+def owner_of(request: Request) -> str:
+    """Return whose request it is: a hash of its key; empty where requests carry none."""
+    return str(request.scope.get(OWNER, ""))
 
 
 def clients_of(request: Request) -> Clients:

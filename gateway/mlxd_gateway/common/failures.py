@@ -77,7 +77,7 @@ def failure_of(error: mlxd.MlxdError, rename: Callable[[str], str] = _keep) -> F
             name = rename(field)
             return Failure(FailureKind.INVALID, f"{name} is not served by this version", name)
         case mlxd.NoChatTemplate():
-            return Failure(FailureKind.INVALID, error.describe(), "messages")
+            return Failure(FailureKind.INVALID, error.describe(), rename("chat.messages"))
         case mlxd.ModelNotFound():
             return Failure(FailureKind.NOT_FOUND, error.describe(), "model")
         case mlxd.RemoteError():

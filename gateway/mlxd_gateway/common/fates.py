@@ -10,7 +10,7 @@ import enum
 import functools
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -58,6 +58,23 @@ def turn_down(why: str, *, neutral: tuple[object, ...] = ()) -> Fate:
     return Fate(Kind.REFUSED, why, neutral)
 
 
+class Foreign(msgspec.Struct):
+    """What an API's requests may hold and a gateway cannot serve: refused whole, by its type."""
+
+    why: ClassVar[str] = ""
+
+
+def foreign(why: str, *tags: str) -> tuple[type[msgspec.Struct], ...]:
+    """Return a struct that is refused for each of these values of `type`."""
+    return tuple(
+        msgspec.defstruct(
+            f"Foreign_{tag}", [], bases=(Foreign,), namespace={"why": why}, tag=tag,
+            module=__name__,
+        )
+        for tag in tags
+    )  # fmt: skip
+
+
 @functools.cache
 def fates_of(kind: type[msgspec.Struct]) -> Mapping[str, Fate]:
     """Return the fate of each field of a struct, under the field's name in JSON."""
@@ -89,6 +106,8 @@ def refuse(request: msgspec.Struct) -> None:
         BadField: naming the first such field by its path, and why.
     """
     for path, struct in _structs_in(request, ""):
+        if isinstance(struct, Foreign):
+            raise BadField(_join(path, "type"), struct.why)
         for name, encoded, fate in _list_of(type(struct), Kind.REFUSED):
             content = _plain(getattr(struct, name))
             if content is not None and content not in fate.neutral:

@@ -82,11 +82,16 @@ def write_call(call: ToolCall) -> Object:
 
 def chat_logprobs(positions: Iterable[PositionLogprobs]) -> Object | None:
     """Return the log-probabilities of a chat's tokens; None where nobody asked."""
-    content = [
+    content = token_logprobs(positions)
+    return {"content": content, "refusal": None} if content else None
+
+
+def token_logprobs(positions: Iterable[PositionLogprobs]) -> list[Object]:
+    """Return the log-probabilities of tokens, each with the best ones at its place."""
+    return [
         {**_token(each.chosen), "top_logprobs": [_token(token) for token in each.top]}
         for each in positions
     ]
-    return {"content": content, "refusal": None} if content else None
 
 
 def _token(token: TokenLogprob) -> Object:

@@ -50,7 +50,7 @@ def ask_chat(request: r.ChatRequest) -> Ask:
     chat = Chat(
         tuple(map(_message, request.messages, places)),
         tools_json=tuple(_encode(tool).decode() for tool in request.tools or ()),
-        variables_json=_variables(request),
+        variables_json=template_variables(request.reasoning_effort, request.chat_template_kwargs),
         tool_choice=choice,
         tool_name=name,
         parallel_tool_calls=request.parallel_tool_calls,
@@ -189,12 +189,16 @@ def _format(
             return None
 
 
-def _variables(request: r.ChatRequest) -> str:
-    effort = request.reasoning_effort
+def template_variables(effort: str | None, sent: msgspec.Raw) -> str:
+    """Return the variables of a template that an effort and the client's own come to, as JSON.
+
+    Raises:
+        BadField: the client's own are no object; names chat_template_kwargs.
+    """
     own: dict[str, object] = {} if effort is None else {"reasoning_effort": effort}
     if effort == "none":
         own["enable_thinking"] = False
-    return join_objects(own, request.chat_template_kwargs, "chat_template_kwargs")
+    return join_objects(own, sent, "chat_template_kwargs")
 
 
 def _message(

@@ -16,6 +16,7 @@ from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
 OF_ACCOUNT = "concerns an account with OpenAI"
+SENT_BACK = "part of an answer that is sent back"
 
 
 class Text(msgspec.Struct, tag="text", forbid_unknown_fields=True):
@@ -90,7 +91,7 @@ class Call(msgspec.Struct, forbid_unknown_fields=True):
     id: str
     function: CalledFunction
     type: Literal["function"] = "function"
-    index: Annotated[Raw, pass_over("part of an answer that is sent back")] = ABSENT
+    index: Annotated[Raw, pass_over(SENT_BACK)] = ABSENT
 
 
 class Assistant(_Message, tag="assistant", kw_only=True):
@@ -100,8 +101,8 @@ class Assistant(_Message, tag="assistant", kw_only=True):
     tool_calls: list[Call] | None = None
     reasoning_content: Annotated[str | None, honour("the reasoning before the content")] = None
     reasoning: Annotated[str | None, honour("another name of reasoning_content")] = None
-    refusal: Annotated[Raw, pass_over("part of an answer that is sent back")] = ABSENT
-    annotations: Annotated[Raw, pass_over("part of an answer that is sent back")] = ABSENT
+    refusal: Annotated[Raw, pass_over(SENT_BACK)] = ABSENT
+    annotations: Annotated[Raw, pass_over(SENT_BACK)] = ABSENT
     audio: Annotated[Any, turn_down(NO_SOUND)] = None
     function_call: Annotated[Any, turn_down("the older form of tool_calls")] = None
 
@@ -235,7 +236,7 @@ class ChatRequest(_Sampling, kw_only=True):
     prompt_cache_retention: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
     safety_identifier: Annotated[Raw, pass_over("names an end user to OpenAI")] = ABSENT
     service_tier: Annotated[Raw, pass_over(OF_ACCOUNT)] = ABSENT
-    store: Annotated[bool | None, turn_down("nothing is stored", neutral=(False,))] = None
+    store: Annotated[bool | None, turn_down("responses alone are kept", neutral=(False,))] = None
 
 
 class CompletionRequest(_Sampling, kw_only=True):

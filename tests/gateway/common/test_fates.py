@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import GenericAlias
 from typing import Annotated, Any, get_args, get_type_hints
 
 import msgspec
@@ -13,6 +14,7 @@ from mlxd_gateway.common.fates import (
     ABSENT,
     Kind,
     fates_of,
+    foreign,
     let_go,
     pass_over,
     refuse,
@@ -20,6 +22,8 @@ from mlxd_gateway.common.fates import (
 )
 from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.openai import requests as openai
+from mlxd_gateway.openai.responses import items
+from mlxd_gateway.openai.responses import requests as responses
 
 
 class Inner(msgspec.Struct):
@@ -60,7 +64,7 @@ def test_a_field_of_a_part_is_refused_by_its_path() -> None:
 
 REQUESTS = [
     kind
-    for requests in (openai, anthropic, ollama)
+    for requests in (openai, items, responses, anthropic, ollama)
     for kind in vars(requests).values()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 ]
@@ -85,6 +89,16 @@ def test_what_is_passed_over_is_given_up() -> None:
     let_go(request)
 
     assert request.parts[0].note is request.tag is ABSENT
+
+
+def test_a_part_that_is_not_served_is_refused_by_its_type() -> None:
+    """Wherever it stands, and whatever else it holds."""
+    star, moon = foreign("nothing here shines", "star", "moon")
+    kind = msgspec.defstruct("Sky", [("parts", GenericAlias(list, (star | moon,)))])
+    with pytest.raises(BadField) as caught:
+        refuse(msgspec.json.decode(b'{"parts":[{"type":"moon","full":true}]}', type=kind))
+    assert caught.value.failure.field == "parts[0].type"
+    assert caught.value.failure.message == "parts[0].type: nothing here shines"
 
 
 def test_every_field_has_a_fate() -> None:
