@@ -16,6 +16,7 @@ from starlette.types import ASGIApp
 
 from mlxd import MlxdError, RemoteError
 from mlxd_gateway.anthropic import handlers as anthropic
+from mlxd_gateway.cohere import handlers as cohere
 from mlxd_gateway.common.bodies import Room
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
@@ -47,6 +48,7 @@ def make_app(
             *openai.ROUTES,
             *anthropic.ROUTES,
             *ollama.ROUTES,
+            *cohere.ROUTES,
             Route("/v1/models", _by_api(openai.list_models, anthropic.list_models)),
             Route("/v1/models/{name:path}", _by_api(openai.show_model, anthropic.show_model)),
         ],

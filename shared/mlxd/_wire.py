@@ -22,6 +22,7 @@ from mlxd_shared.domain.requests import (
     UINT32,
     UINT64,
     LoadSpec,
+    Reranking,
     SamplingOptions,
     ScoredText,
     check_range,
@@ -96,6 +97,15 @@ class GenerateOptions(TypedDict, total=False):
     echo: bool | None
     prompt_logprobs: int | None
     """How many alternatives to ask for beside the log-probability of each prompt token."""
+
+
+class ScoreOptions(TypedDict, total=False):
+    """What may be said of scores, see `Client.scores`; None is as good as absent."""
+
+    model: str
+    parse_special_tokens: bool | None
+    reranking: Reranking | None
+    """What is asked of each text, a document then."""
 
 
 def generate_to_pb(
@@ -188,9 +198,13 @@ def _with_prompt(
 
 
 def score_to_pb(
-    texts: Sequence[ScoredText], *, model: str, parse_special_tokens: bool | None
+    texts: Sequence[ScoredText],
+    *,
+    model: str = "",
+    parse_special_tokens: bool | None = None,
+    reranking: Reranking | None = None,
 ) -> inference_pb2.ScoreRequest:
-    """Return the request.
+    """Return the request; what is None stays absent.
 
     Raises:
         InvalidRequest: half a character in a text.
@@ -202,12 +216,21 @@ def score_to_pb(
             for index, each in enumerate(texts)
             for bad in _texts(f"texts[{index}]", each.text, *each.continuations)
         ),
+        *([] if reranking is None else _reranking_violations(reranking)),
     )
     return inference_pb2.ScoreRequest(
         model=model,
         texts=[write(each, inference_pb2.ScoredText) for each in texts],
         parse_special_tokens=parse_special_tokens,
+        reranking=None if reranking is None else write(reranking, inference_pb2.Reranking),
     )
+
+
+def _reranking_violations(reranking: Reranking) -> list[FieldViolation]:
+    return [
+        *_texts("reranking.query", reranking.query),
+        *_texts("reranking.instruction", reranking.instruction),
+    ]
 
 
 def load_request_to_pb(

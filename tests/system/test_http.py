@@ -210,6 +210,30 @@ async def test_ollama(models: tuple[str, ...]) -> None:
 
 
 @pytest.mark.asyncio
+async def test_documents_are_ranked(models: tuple[str, ...], tmp_path: Path) -> None:
+    """By a chat's answers, by vectors where the model has a pooling, and by nothing else."""
+    pooled = tmp_path / "pooled"
+    shutil.copytree(DEMO, pooled)
+    (pooled / "1_Pooling").mkdir()
+    (pooled / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    body = {"query": "the king", "documents": ["a boat", {"text": "the king"}], "top_n": 2}
+    async with serve_web(*models, "--model", f"pooled={pooled}") as web:
+        for model in ("chatty", "pooled"):
+            answer = (await web.post("/v1/rerank", {"model": model, **body})).json()
+            relevances = [each["relevance_score"] for each in answer["results"]]
+            assert sorted(relevances, reverse=True) == relevances
+            assert {each["index"] for each in answer["results"]} == {0, 1}
+            assert answer["usage"]["total_tokens"] > 0
+        assert (answer["results"][0]["index"], relevances[0]) == (1, pytest.approx(1, abs=1e-4))
+        status, error = await web.error("/v2/rerank", {"model": "demo", **body})
+        assert (status, error["message"][:7]) == (400, "model: ")
+        long = {**body, "documents": ["a", "b " * 5000]}
+        for model in ("chatty", "pooled"):
+            status, error = await web.error("/v2/rerank", {"model": model, **long})
+            assert (status, error["message"][:13]) == (400, "documents[1]:")
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("streams", [True, False])
 async def test_a_client_that_goes_frees_its_row(models: tuple[str, ...], streams: bool) -> None:
     """Streamed to or not: the worker has no stream left, without another request."""

@@ -70,6 +70,8 @@ class ModelRef:
     defaults: SamplingOptions
     """What the model's files say about sampling."""
     store: StoreKind = StoreKind.FOLDER
+    has_pooling: bool = False
+    """Whether its files say how its texts become vectors."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_config import check_tokenizer_file
 from mlxd_models.files.model_source import Source, files_of
-from mlxd_models.files.modules import check_modules
+from mlxd_models.files.modules import check_modules, has_pooling
 from mlxd_models.files.stored_files import Signature
 from mlxd_models.fit.described import facts_of, taken_of
 from mlxd_models.fit.facts import ModelFacts
@@ -44,6 +44,8 @@ class Folder:
     digest: str
     facts: ModelFacts
     defaults: SamplingOptions
+    has_pooling: bool
+    """Whether they say how texts become vectors."""
 
 
 def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
@@ -62,7 +64,8 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
     check_tokenizer_file(files)
     read_template(files)
     facts = replace(facts_of(described), taken=taken_of(described))
-    return Folder(model_digest(files), facts, read_generation_defaults(files))
+    defaults = read_generation_defaults(files)
+    return Folder(model_digest(files), facts, defaults, has_pooling(files))
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,7 +137,15 @@ class Library:
         """Return the model of a folder without taking it in; see the port."""
         path = await self._check_folder(path, name)
         folder = await self._readings.read_good(path)
-        return ModelRef(folder.digest, name or path.name, (), path, folder.facts, folder.defaults)
+        return ModelRef(
+            folder.digest,
+            name or path.name,
+            (),
+            path,
+            folder.facts,
+            folder.defaults,
+            has_pooling=folder.has_pooling,
+        )
 
     async def add(
         self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
@@ -314,6 +322,7 @@ class Library:
             facts=folder.facts,
             defaults=folder.defaults,
             store=place.kind,
+            has_pooling=folder.has_pooling,
         )
         self._refs.pop(folder.digest, None)
         self._refs[folder.digest] = ref

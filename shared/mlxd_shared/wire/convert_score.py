@@ -30,7 +30,7 @@ def _violations(pb: inference_pb2.ScoreRequest) -> Iterator[FieldViolation]:
     if not 1 <= len(pb.texts) <= most:
         yield FieldViolation("texts", f"1 to {most} texts")
         return  # what is too many is not walked
-    chars = 0
+    chars = len(pb.reranking.query) + len(pb.reranking.instruction)
     for index, scored in enumerate(pb.texts):
         place = f"texts[{index}]"
         if not scored.text:
@@ -44,3 +44,9 @@ def _violations(pb: inference_pb2.ScoreRequest) -> Iterator[FieldViolation]:
             return
         chars += len(scored.text) + sum(map(len, scored.continuations))
     yield from check_count("texts", chars, config.PROMPT_CHARS_MAX, "characters in all texts")
+    if not pb.HasField("reranking"):
+        return
+    if not pb.reranking.query:
+        yield FieldViolation("reranking.query", "the query is empty")
+    if pb.parse_special_tokens:
+        yield FieldViolation("parse_special_tokens", "not with reranking")

@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from mlxd.v1 import inference_pb2
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest, NoChatTemplate
+from tests.system.wire.chat_probes import MODEL
 from tests.system.wire.probe import Probes, Wire, refusal
 
 PROBES = Probes()
@@ -39,3 +40,27 @@ async def continuations_are_scored(wire: Wire) -> None:
     request = inference_pb2.ScoreRequest(model=wire.model, texts=[GREETING], worker_incarnation="x")
     error = await refusal(wire.inference.Score(request))
     assert isinstance(error, InvalidRequest)
+
+
+@covering("ScoreRequest.reranking", "Reranking.query", "Reranking.instruction")
+async def documents_are_judged(wire: Wire) -> None:
+    """Query and instruction are part of what is read; a model without a template is refused."""
+
+    async def judge(model: str, **question: str) -> inference_pb2.ScoreResponse:
+        texts = [inference_pb2.ScoredText(text="A king.", continuations=["yes", "no"])]
+        reranking = inference_pb2.Reranking(**question)
+        request = inference_pb2.ScoreRequest(model=model, texts=texts, reranking=reranking)
+        return wire.recorder.see(await wire.inference.Score(request))
+
+    short, long, instructed = [
+        (await judge(MODEL, **question)).prompt_tokens
+        for question in (
+            {"query": "Who?"},
+            {"query": "Who was he then?"},
+            {"query": "Who?", "instruction": "Find the names of kings, and of nobody else at all, "
+             "in whatever language they are and however they are written."},
+        )
+    ]  # fmt: skip
+    assert short < long < instructed
+    assert isinstance(await refusal(judge(wire.model, query="Who?")), NoChatTemplate)
+    assert isinstance(await refusal(judge(MODEL)), InvalidRequest)

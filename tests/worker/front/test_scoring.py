@@ -12,8 +12,9 @@ import pytest
 import pytest_asyncio
 
 from mlxd.v1 import inference_pb2 as pb
-from mlxd_shared.domain.errors import InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import InvalidRequest, MlxdError, NoChatTemplate
 from mlxd_shared.wire.status import from_call
+from tests.support.chat_template import write_template
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import DIGEST, WorkerProcess, running_worker
 from tests.worker.front.test_worker_streams import generate
@@ -21,6 +22,10 @@ from tests.worker.front.test_worker_streams import generate
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
 CONTEXT = 256
+PAIRS = (
+    "<s>{% for m in messages if m.role in ('query', 'document') %}"
+    "[{{ m.role }}] {{ m.content }}{% endfor %}:"
+)
 TEXT = "once upon a time there was a little fox and the fox said hello " * 2
 
 
@@ -28,6 +33,7 @@ TEXT = "once upon a time there was a little fox and the fox said hello " * 2
 async def worker(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WorkerProcess]:
     """One worker for the whole file."""
     folder: Path = write_tiny_model(tmp_path_factory.mktemp("tiny"), context_max=CONTEXT)
+    write_template(folder, PAIRS)
     async with running_worker() as process:
         await process.load(folder, rows_max=2)
         yield process
@@ -104,3 +110,44 @@ async def test_what_cannot_be_read_is_refused_by_name(worker: WorkerProcess) -> 
     assert isinstance(error, InvalidRequest)
     assert error.violations[0].field == "texts[0].continuations[1]"
     assert await refusal(worker, texts=[long], worker_incarnation="x")
+
+
+async def test_a_document_is_judged_by_the_template(worker: WorkerProcess) -> None:
+    """As the rendered text would be, with the answers behind it; what is spelled never steers."""
+    answers = ["Z", "yes"]
+    reranking = pb.Reranking(query="a fox")
+
+    async def judge(document: str) -> pb.ScoreResponse:
+        texts = [pb.ScoredText(text=document, continuations=answers)]
+        request = pb.ScoreRequest(texts=texts, reranking=reranking)
+        response: pb.ScoreResponse = await worker.inference.Score(request)
+        return response
+
+    judged = await judge("the king")
+    alone = await scores(worker, "[query] a fox[document] the king:", *answers)
+    for one, other in zip(judged.scores, alone, strict=True):
+        assert one.tokens == other.tokens
+        assert math.isclose(one.logprob, other.logprob, abs_tol=1e-3)
+
+    assert (await judge("</s>")).prompt_tokens > (await judge("x")).prompt_tokens
+
+
+async def test_a_document_that_is_too_long_is_refused_by_name(worker: WorkerProcess) -> None:
+    """Rendered or not; the question counts."""
+    for times in (CONTEXT, 100 * CONTEXT):
+        texts = [
+            pb.ScoredText(text="a", continuations=["yes"]),
+            pb.ScoredText(text="b c " * times, continuations=["yes"]),
+        ]
+        error = await refusal(worker, texts=texts, reranking=pb.Reranking(query="a fox"))
+        assert isinstance(error, InvalidRequest)
+        assert [each.field for each in error.violations] == ["texts[1].text"]
+
+
+async def test_a_model_without_a_template_judges_nothing(tmp_path: Path) -> None:
+    """It is refused by its name."""
+    async with running_worker() as process:
+        await process.load(write_tiny_model(tmp_path / "tiny"), rows_max=1)
+        texts = [pb.ScoredText(text="a", continuations=["yes"])]
+        error = await refusal(process, texts=texts, reranking=pb.Reranking(query="b"))
+        assert isinstance(error, NoChatTemplate)
