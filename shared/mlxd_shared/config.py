@@ -120,6 +120,7 @@ HTTP_REQUESTS_MAX = 2048  # under way, of all clients
 HTTP_RETRY_S = 1.0
 HTTP_FIRST_S = 1.0  # so long a stream's status waits for its first token; then it begins without
 HTTP_PING_S = 5.0  # a stream that says nothing for so long says that it is alive
+COMPLETION_PROMPTS_MAX = 256  # of one request over HTTP
 RERANK_DOCUMENTS_MAX = EMBED_TEXTS_MAX - 1  # of one request: the query may be a text beside them
 HTTP_START_S = 30.0  # what a gateway gets to begin to listen
 HTTP_RESTART_S = 1.0  # before a gateway that has ended by itself is started again

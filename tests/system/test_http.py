@@ -100,6 +100,20 @@ async def test_openai(models: tuple[str, ...]) -> None:
         )
         assert (stopped.choices[0].finish_reason, "." in stopped.choices[0].text) == ("stop", False)
 
+        several = await client.completions.create(
+            model="demo", prompt=["Once upon", "The king"], n=2, **common
+        )
+        assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+        assert several.choices[0].text == text
+        assert several.usage is not None
+        assert 12 < several.usage.completion_tokens <= 4 * 12
+        best = await client.completions.create(
+            model="demo", prompt="Once upon", best_of=3, logprobs=0, **common
+        )
+        assert best.usage is not None
+        assert len(best.choices) == 1
+        assert 12 < best.usage.completion_tokens <= 3 * 12
+
         format_: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
         held = await client.chat.completions.create(
             model="chatty", messages=HI, response_format=format_, seed=1

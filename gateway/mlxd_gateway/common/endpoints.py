@@ -9,9 +9,10 @@ from starlette.requests import Request
 
 from mlxd import Client, Embeddings, MlxdError
 from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.batches import Batch
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.failures import Refused, failure_of
-from mlxd_gateway.common.generation import Generation, under_any_name
+from mlxd_gateway.common.generation import Generation, Source, under_any_name
 from mlxd_gateway.common.responses import while_there
 from mlxd_shared import config
 
@@ -42,6 +43,12 @@ def generation_of(request: Request, ask: Ask) -> Generation:
         : config.REQUEST_ID_CHARS_MAX - len(unique) - 1
     ]
     return Generation(clients_of(request), ask, request_id=f"{sent_id}-{unique}")
+
+
+def source_of(request: Request, asks: Sequence[Ask]) -> Source:
+    """Return what answers a request of one prompt or several; it is not begun."""
+    generations = [generation_of(request, ask) for ask in asks]
+    return generations[0] if len(generations) == 1 else Batch(generations)
 
 
 async def embed_texts(

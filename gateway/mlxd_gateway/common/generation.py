@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from mlxd import (
     Client,
@@ -31,6 +31,30 @@ from mlxd_gateway.common.clients import Clients
 
 Event = Delta | Finished
 _T = TypeVar("_T")
+
+
+class Source(Protocol):
+    """What an answer is made of: begun, read event by event, and closed by whoever owns it."""
+
+    @property
+    def ask(self) -> Ask:
+        """What was asked; its names are those of fields in errors."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first event has come."""
+
+    async def begin(self, wait_s: float | None = None) -> None:
+        """Send it, and wait for the first event for up to `wait_s` (None: for ever)."""
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield every event."""
+
+    async def describe_wait(self) -> str:
+        """Return what is being waited for, for people."""
+
+    async def aclose(self) -> None:
+        """End what is left of it. Idempotent."""
 
 
 async def under_any_name(name: str, call: Callable[[str], Awaitable[_T]]) -> _T:

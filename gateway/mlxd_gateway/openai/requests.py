@@ -12,6 +12,7 @@ import msgspec
 from msgspec import Raw
 
 from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
+from mlxd_shared import config
 
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
@@ -241,14 +242,16 @@ class ChatRequest(_Sampling, kw_only=True):
 class CompletionRequest(_Sampling, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Annotated[Prompts | None, honour("one prompt a request")]
+    prompt: Annotated[
+        Prompts | None, honour(f"texts or lists of token ids, 1 to {config.COMPLETION_PROMPTS_MAX}")
+    ]
     logprobs: Annotated[int | None, honour("with so many of the best tokens, 0 to 20")] = None
-    best_of: Annotated[int | None, turn_down("every choice that is made is sent", neutral=(1,))] = (
-        None
-    )
-    echo: Annotated[bool | None, honour("with logprobs those of the prompt, too; one choice")] = (
-        None
-    )
+    best_of: Annotated[
+        int | None, honour("the likeliest by token, of up to 16 a prompt; above n not with stream")
+    ] = None
+    echo: Annotated[
+        bool | None, honour("with logprobs those of the prompt, too; one choice a prompt")
+    ] = None
     suffix: Annotated[str | None, turn_down("no model here fills in", neutral=("",))] = None
 
 
