@@ -50,6 +50,7 @@ LOGIT_BIAS_MAX = 1024
 TOP_LOGPROBS_MAX = 20
 PROMPT_LOGPROBS_MAX = 1 << 16  # of a prompt's tokens and of the best beside each: 2 MB of a message
 CHOICES_MAX = 16  # of one prompt, each a stream with the worker
+CHOICE_ID_CHARS = len(f".{CHOICES_MAX - 1}")  # what a choice's id has behind the request's
 CHOICES_BYTES_MAX = 64 * MIB  # of a request, times its choices: each has a copy
 FORMAT_CHARS_MAX = MIB  # of a schema, expression or grammar, or of all choices together
 FORMAT_CHOICES_MAX = 4096

@@ -22,7 +22,7 @@ from mlxd_controller.runtime.ports import Clock, ModelRef, Question
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
-from mlxd_controller.services.choices import merge, split
+from mlxd_controller.services.choices import choice_ids, merge, split
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Counts, Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
@@ -90,7 +90,7 @@ class InferenceService:
             model_ref = await self._catalog.find(spec.model)
             with (
                 self._catalog.keeping(model_ref) as ref,
-                self._flight(request) as request_id,
+                self._flight(request, spec.choices) as request_id,
                 self._spending(spec.model, ref, meter.counts),
             ):
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
@@ -142,18 +142,19 @@ class InferenceService:
     # --- parts -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _flight(self, request: inference_pb2.GenerateRequest) -> Iterator[str]:
-        """Hold the request's id, made if absent, against a second request with the same one."""
+    def _flight(self, request: inference_pb2.GenerateRequest, choices: int) -> Iterator[str]:
+        """Hold the request's id, made if absent, and its choices' against others with the same."""
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
-        request_id = request.request_id
-        if request_id in self._in_flight:
-            raise DuplicateRequest(request_id)
-        self._in_flight.add(request_id)
+        ids = choice_ids(request.request_id, choices)
+        duplicate = next((each for each in ids if each in self._in_flight), None)
+        if duplicate is not None:
+            raise DuplicateRequest(duplicate)
+        self._in_flight.update(ids)
         try:
-            yield request_id
+            yield request.request_id
         finally:
-            self._in_flight.discard(request_id)
+            self._in_flight.difference_update(ids)
 
     def _spending(self, name: str, ref: ModelRef, counts: Counts) -> AbstractContextManager[None]:
         """Charge the caller's key; raises NotAllowed and KeyLimit."""

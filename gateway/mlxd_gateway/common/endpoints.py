@@ -36,12 +36,11 @@ def generation_of(request: Request, ask: Ask) -> Generation:
     """Return a generation that is not begun.
 
     Its id on mlxd's wire begins with the request's and is another each time: clients and proxies
-    send one id again, and two streams of one id are refused.
+    send one id again, and two streams of one id are refused. It has room for those of its choices.
     """
     unique = uuid4().hex[:_UNIQUE_CHARS]
-    sent_id = str(request.scope.get(REQUEST_ID, ""))[
-        : config.REQUEST_ID_CHARS_MAX - len(unique) - 1
-    ]
+    most = config.REQUEST_ID_CHARS_MAX - config.CHOICE_ID_CHARS - len(unique) - 1
+    sent_id = str(request.scope.get(REQUEST_ID, ""))[:most]
     return Generation(clients_of(request), ask, request_id=f"{sent_id}-{unique}")
 
 
