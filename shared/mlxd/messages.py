@@ -89,6 +89,7 @@ class Model:
     store: str
     has_pooling: bool = False
     """Whether its files say how texts become vectors: it was made for embeddings."""
+    has_chat_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)

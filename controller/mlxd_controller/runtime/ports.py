@@ -72,6 +72,7 @@ class ModelRef:
     store: StoreKind = StoreKind.FOLDER
     has_pooling: bool = False
     """Whether its files say how its texts become vectors."""
+    has_chat_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)

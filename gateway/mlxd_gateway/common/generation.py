@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from mlxd import (
-    Client,
     Delta,
     Finished,
     FinishReason,
@@ -23,7 +22,6 @@ from mlxd import (
     ModelNotFound,
     ModelState,
     ModelUnloaded,
-    NoChatTemplate,
     Stream,
 )
 from mlxd_gateway.common.asks import Ask, name_candidates
@@ -147,15 +145,11 @@ class Generation:
         client = await self._lent.enter_async_context(self._clients.lend())
 
         async def open_stream(name: str) -> Event:
-            try:
-                return await self._open(client, self.ask, name)
-            except NoChatTemplate:
-                if self.ask.plain is None:
-                    raise
-            return await self._open(client, replace(self.ask, prompt=self.ask.plain), name)
+            ask = self.ask
+            # A try in vain would be a request more to the limits of a key.
+            if ask.plain is not None and not (await client.model(name)).has_chat_template:
+                ask = replace(ask, prompt=ask.plain)
+            self._stream = ask.start(client, name, self._request_id)
+            return await anext(self._stream)
 
         return await under_any_name(self.ask.model, open_stream)
-
-    async def _open(self, client: Client, ask: Ask, name: str) -> Event:
-        self._stream = ask.start(client, name, self._request_id)
-        return await anext(self._stream)
