@@ -18,6 +18,7 @@ from mlxd import MlxdError, RemoteError
 from mlxd_gateway.anthropic import handlers as anthropic
 from mlxd_gateway.cohere import handlers as cohere
 from mlxd_gateway.common.bodies import Room
+from mlxd_gateway.common.callers import Callers
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
@@ -61,6 +62,7 @@ def make_app(
         },
     )
     app.state.clients = clients
+    app.state.callers = Callers(clients.shared)
     app.state.room = Room(bodies_nbytes_max)
     return Edge(app, door, share=_sharer(door.origins))
 
