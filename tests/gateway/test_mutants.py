@@ -35,6 +35,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "temperature": 0.5,
         "seed": 1,
         "max_tokens": 4,
+        "stream": True,
         "stream_options": {"include_usage": True},
     },
     "/v1/completions": {"model": "demo", "prompt": [1, 2], "max_tokens": 3, "logprobs": 1},

@@ -51,14 +51,20 @@ def source_of(request: Request, asks: Sequence[Ask]) -> Source:
 
 
 async def embed_texts(
-    request: Request, model: str, texts: Sequence[str], *, dimensions: int | None = None
+    request: Request,
+    model: str,
+    sent: str | Sequence[str],
+    *,
+    field: str = "input",
+    dimensions: int | None = None,
 ) -> Embeddings:
-    """Return the vectors of the field `input`'s texts.
+    """Return the vectors of one text or several, which the request has in `field`.
 
     Raises:
         Refused: the request failed.
         ClientDisconnect: the client has gone.
     """
+    texts = [sent] if isinstance(sent, str) else sent
 
     async def embed() -> Embeddings:
         async with clients_of(request).lend() as client:
@@ -66,8 +72,11 @@ async def embed_texts(
                 model, lambda name: client.embeddings(texts, model=name, dimensions=dimensions)
             )
 
+    def rename(wire: str) -> str:
+        name = wire.replace("texts", field, 1)
+        return name.removesuffix("[0]") if isinstance(sent, str) else name
+
     try:
         return await while_there(request, embed())
     except MlxdError as error:
-        failure = failure_of(error, lambda field: field.replace("texts", "input", 1))
-        raise Refused(failure) from error
+        raise Refused(failure_of(error, rename)) from error

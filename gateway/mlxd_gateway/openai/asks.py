@@ -43,6 +43,7 @@ def ask_chat(request: r.ChatRequest) -> Ask:
     Raises:
         BadField: two fields contradict each other, or one is not what it should be.
     """
+    _check_stream(request)
     if request.logprobs is not True and request.top_logprobs is not None:
         raise BadField("top_logprobs", "needs logprobs to be true")
     choice, name = _tool_choice(request.tool_choice)
@@ -75,6 +76,7 @@ def ask_completions(request: r.CompletionRequest) -> tuple[Ask, ...]:
     Raises:
         BadField: two fields contradict each other, or one is not what it should be.
     """
+    _check_stream(request)
     count = _candidates(request)
     if request.echo and count not in (None, 1):
         raise BadField("echo", "not with n or best_of above 1")
@@ -104,15 +106,16 @@ def chooses(request: r.CompletionRequest) -> bool:
     return request.best_of is not None and request.best_of > (request.n or 1)
 
 
-def texts_of(request: r.EmbeddingRequest) -> tuple[str, ...]:
-    """Return the texts to turn into vectors.
+def texts_of(request: r.EmbeddingRequest) -> str | tuple[str, ...]:
+    """Return the text, or the texts, to turn into vectors.
 
     Raises:
         BadField: tokens instead of texts.
     """
-    sent = [request.input] if isinstance(request.input, str) else request.input
-    texts = tuple(text for text in sent if isinstance(text, str))
-    if len(texts) < len(sent):
+    if isinstance(request.input, str):
+        return request.input
+    texts = tuple(text for text in request.input if isinstance(text, str))
+    if len(texts) < len(request.input):
         raise BadField("input", "texts, not tokens, in this version")
     return texts
 
@@ -134,6 +137,12 @@ def _candidates(request: r.CompletionRequest) -> int | None:
     if request.stream and chooses(request):
         raise BadField("best_of", "not with stream: what is best is known at the end")
     return _choices(request.best_of, "best_of")
+
+
+def _check_stream(request: r.ChatRequest | r.CompletionRequest) -> None:
+    """Refuse what is said of a stream that is not asked for."""
+    if request.stream_options is not None and not request.stream:
+        raise BadField("stream_options", "needs stream to be true")
 
 
 def _tool_choice(sent: object) -> tuple[ToolChoice, str]:

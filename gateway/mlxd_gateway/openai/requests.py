@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
+from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
 from mlxd_shared import config
 
 NO_SOUND = "no model here speaks"
@@ -52,6 +52,9 @@ class File(msgspec.Struct, tag="file"):
 
 Prompts = str | list[str | int | list[int]]
 """One text, several, or the same as token ids."""
+Inputs = str | Annotated[
+    list[str | int | list[int]], msgspec.Meta(max_length=config.EMBED_TEXTS_MAX)
+]
 Content = str | list[Text | Refusal | Image | Audio | File]
 
 
@@ -187,9 +190,11 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: (
+        Annotated[dict[str, float], msgspec.Meta(max_length=config.LOGIT_BIAS_MAX)] | None
+    ) = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Stops | None = None
     max_tokens: int | None = None
     n: int | None = None
     user: Annotated[Raw, pass_over("names an end user to OpenAI")] = ABSENT
@@ -201,12 +206,17 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(_Sampling, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Developer | System | User | Assistant | Tool]
+    messages: Annotated[
+        list[Developer | System | User | Assistant | Tool],
+        msgspec.Meta(max_length=config.CHAT_MESSAGES_MAX),
+    ]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: FormatText | FormatObject | FormatSchema | None = None
-    tools: list[FunctionTool] | None = None
+    tools: (
+        Annotated[list[FunctionTool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None
+    ) = None
     tool_choice: (
         Literal["none", "auto", "required"] | ChosenTool | AllowedTools | ChosenCustom | None
     ) = None
@@ -258,7 +268,7 @@ class CompletionRequest(_Sampling, kw_only=True):
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/embeddings."""
 
-    input: Annotated[Prompts, honour("texts, not tokens")]
+    input: Annotated[Inputs, honour("texts, not tokens")]
     model: str = ""
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None

@@ -161,6 +161,7 @@ def test_the_best_of_several_are_compared() -> None:
         ({"best_of": 2, "echo": True}, "echo"),
         ({"n": 2, "echo": True}, "echo"),
         ({"n": 17, "best_of": 17}, "n"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
     ],
 )
 def test_choices_that_cannot_be_made_are_refused(fields: dict[str, Any], name: str) -> None:
@@ -178,6 +179,8 @@ REFUSED = [
                               "reasoning_effort": "low"}),
     ("response_format.json_schema.schema",
      {"messages": [USER], "response_format": NO_SCHEMA}),
+    ("stream_options", {"messages": [USER], "stream_options": {"include_usage": True}}),
+    ("stream_options", {"messages": [USER], "stream_options": {}, "stream": False}),
     ("messages[0].reasoning",
      {"messages": [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}]}),
 ]  # fmt: skip
