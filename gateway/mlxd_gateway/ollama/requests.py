@@ -120,9 +120,9 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(_Generating, kw_only=True):
     """POST /api/chat."""
 
-    messages: (
-        Annotated[list[Message], msgspec.Meta(max_length=config.CHAT_MESSAGES_MAX)] | None
-    ) = None
+    messages: Annotated[list[Message], msgspec.Meta(max_length=config.CHAT_MESSAGES_MAX)] | None = (
+        None
+    )
     tools: Annotated[list[Tool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None = None
 
 

@@ -52,9 +52,9 @@ class File(msgspec.Struct, tag="file"):
 
 Prompts = str | list[str | int | list[int]]
 """One text, several, or the same as token ids."""
-Inputs = str | Annotated[
-    list[str | int | list[int]], msgspec.Meta(max_length=config.EMBED_TEXTS_MAX)
-]
+Inputs = (
+    str | Annotated[list[str | int | list[int]], msgspec.Meta(max_length=config.EMBED_TEXTS_MAX)]
+)
 Content = str | list[Text | Refusal | Image | Audio | File]
 
 
@@ -214,9 +214,9 @@ class ChatRequest(_Sampling, kw_only=True):
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: FormatText | FormatObject | FormatSchema | None = None
-    tools: (
-        Annotated[list[FunctionTool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None
-    ) = None
+    tools: Annotated[list[FunctionTool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None = (
+        None
+    )
     tool_choice: (
         Literal["none", "auto", "required"] | ChosenTool | AllowedTools | ChosenCustom | None
     ) = None

@@ -202,7 +202,7 @@ class ScoredText:
 
 @dataclass(frozen=True, slots=True)
 class Reranking:
-    """A question to a reranker: does a document answer this query?"""
+    """A question to a reranker: whether a document answers this query."""
 
     query: str
     instruction: str = ""

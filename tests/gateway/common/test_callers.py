@@ -74,7 +74,7 @@ async def test_health_without_a_key_is_nothing_to_warn_of() -> None:
 
 
 @contextmanager
-def keyed(secret: str) -> Iterator[None]:
+def carry_key(secret: str) -> Iterator[None]:
     """Call with this key around the body."""
     marked = call_headers.set((("authorization", f"Bearer {secret}"),))
     try:
@@ -102,14 +102,14 @@ async def test_a_known_key_is_asked_about_now_and_then() -> None:
         callers = Callers(client, now_s=lambda: clock_s)
         await callers.check()
         assert client.asks == 0
-        with keyed(SECRET):
+        with carry_key(SECRET):
             await callers.check()
             await callers.check()
             assert client.asks == 1
             clock_s = config.KEY_KNOWN_S
             await callers.check()
             assert client.asks == 2
-        with keyed("nobody-knows-this-key"):
+        with carry_key("nobody-knows-this-key"):
             for asks in (3, 4):
                 with pytest.raises(Refused) as caught:
                     await callers.check()
@@ -121,7 +121,7 @@ async def test_a_known_key_is_asked_about_now_and_then() -> None:
 async def test_where_no_controller_answers_the_call_tells() -> None:
     """A question that fails refuses nobody: the request itself will be told why."""
     async with Client("127.0.0.1:1", timeout_s=5.0) as client:
-        with keyed(SECRET):
+        with carry_key(SECRET):
             await Callers(client).check()
 
 
@@ -131,7 +131,7 @@ async def test_so_many_keys_are_kept_and_no_more() -> None:
     async with serving(Answers()) as fake, CountingClient(fake.address) as client:
         callers = Callers(client, now_s=lambda: 0.0, keys_max=2)
         for key, asks in (("a", 1), ("b", 2), ("a", 2), ("c", 3), ("b", 3), ("a", 4)):
-            with keyed(key):
+            with carry_key(key):
                 await callers.check()
             assert client.asks == asks
         assert not any(known in (b"a", b"b", b"c") for known in callers._known_s)

@@ -15,7 +15,7 @@ BODY = {"model": "demo", "prompt": "Once", "stream": False}
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("chats", "kind"), [(True, "chat"), (False, "text")])
-async def test_a_prompt_is_one_request_whatever_the_model(chats: bool, kind: str) -> None:  # noqa: FBT001 - a case
+async def test_a_prompt_is_one_request_whatever_the_model(chats: bool, kind: str) -> None:
     """A chat where it has a template, a text where it has none: never both."""
     known = model()
     known.has_chat_template = chats

@@ -27,7 +27,7 @@ SCORE = {"path": "1_LogitScore", "type": f"{PREFIX}cross_encoder.modules.logit_s
         ("nonsense", True, False),
     ],
 )
-def test_the_modules_say_it(tmp_path: Path, modules: Any, there: bool, expected: bool) -> None:  # noqa: FBT001 - a case
+def test_the_modules_say_it(tmp_path: Path, modules: Any, there: bool, expected: bool) -> None:
     """The list of modules first; without one, the pooling's own file; a bad list says nothing."""
     if modules is not None:
         (tmp_path / "modules.json").write_text(json.dumps(modules))

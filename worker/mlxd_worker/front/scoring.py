@@ -149,7 +149,9 @@ async def _answers(worker: Worker, spec: ScoreSpec, loaded: Loaded, index: int) 
         )
         if not question or not answer:
             raise InvalidRequest.of(field, "it has no tokens behind those of the question")
-        ids = check_ids([*question, *answer], loaded, field=f"{place}.text", what="question about it")
+        ids = check_ids(
+            [*question, *answer], loaded, field=f"{place}.text", what="question about it"
+        )
         prompts.append(_Prompt(ids, len(question)))
     return prompts
 
