@@ -100,7 +100,9 @@ def mutate(path: str, rng: random.Random) -> bytes:
 async def test_no_body_is_our_error(path: str) -> None:
     """200 or a status of 4xx with an error that is JSON; the next good request is answered."""
     rng = random.Random(path)
-    answers = Answers(generate=answer_with_text(), models=[model()])
+    known = model()
+    known.has_chat_template = True
+    answers = Answers(generate=answer_with_text(), models=[known])
     async with serving(answers) as fake, gateway_over(fake.address) as web:
         for _ in range(ROUNDS):
             body = mutate(path, rng)

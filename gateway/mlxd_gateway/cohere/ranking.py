@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from operator import mul
 
-from mlxd import Client, Embeddings, MlxdError, NoChatTemplate, Reranking, ScoredText, Scores
+from mlxd import Client, Embeddings, MlxdError, Reranking, ScoredText, Scores
 from mlxd_gateway.common.failures import BadField, Refused, failure_of
 
 ANSWERS = ("yes", "no")
@@ -48,6 +48,9 @@ async def rank(
         MlxdError: there is no such model, or nobody who knows.
     """
     known = await client.model(model)
+    if not (known.has_pooling or known.has_chat_template):
+        problem = f"{known.name} has neither a chat template nor a pooling: it ranks nothing"
+        raise BadField("model", problem)
     try:
         if not known.has_pooling:
             texts = [ScoredText(document, ANSWERS) for document in documents]
@@ -56,9 +59,6 @@ async def rank(
             problem = f"{known.name} compares vectors: say it in the query, as its card does"
             raise BadField("instruct", problem)
         made = await client.embeddings([reranking.query, *documents], model=model, normalize=True)
-    except NoChatTemplate as error:
-        problem = f"{known.name} has neither a chat template nor a pooling: it ranks nothing"
-        raise BadField("model", problem) from error
     except MlxdError as error:
         rename = name_vector if known.has_pooling else name_score
         raise Refused(failure_of(error, rename)) from error

@@ -26,18 +26,21 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-def embedder() -> types_pb2.Model:
-    """Return a model that was made for vectors."""
+def model_with(*, template: bool = False, pooling: bool = False) -> types_pb2.Model:
+    """Return a model whose files have these."""
     known = model()
-    known.has_pooling = True
+    known.has_chat_template, known.has_pooling = template, pooling
     return known
+
+
+CHATTY, EMBEDDER = model_with(template=True), model_with(template=True, pooling=True)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize("path", PATHS)
 async def test_a_reranker_is_asked_about_each_document(path: str) -> None:
     """Yes or no, with query and instruction; both clients find what they read."""
-    async with serving(Answers(models=[model()])) as fake, gateway_over(fake.address) as web:
+    async with serving(Answers(models=[CHATTY])) as fake, gateway_over(fake.address) as web:
         answer = (await web.post(path, {**BODY, "instruct": "i", "top_n": 1})).json()
         (request,) = [r for r in fake.requests if isinstance(r, inference_pb2.ScoreRequest)]
         assert (request.reranking.query, request.reranking.instruction) == ("ab", "i")
@@ -55,7 +58,7 @@ async def test_a_reranker_is_asked_about_each_document(path: str) -> None:
 @pytest.mark.asyncio
 async def test_a_pooling_compares_vectors() -> None:
     """The query's with each document's, best first, with their texts where they are wanted."""
-    async with serving(Answers(models=[embedder()])) as fake, gateway_over(fake.address) as web:
+    async with serving(Answers(models=[EMBEDDER])) as fake, gateway_over(fake.address) as web:
         answer = (await web.post(PATHS[1], {**BODY, "return_documents": True})).json()
         (request,) = [r for r in fake.requests if isinstance(r, inference_pb2.EmbedRequest)]
         assert (list(request.texts), request.normalize) == (["ab", "a", "abc"], True)
@@ -68,10 +71,19 @@ async def test_a_pooling_compares_vectors() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_model_without_either_is_refused() -> None:
+    """By its field, and without being loaded."""
+    async with serving(Answers(models=[model()])) as fake, gateway_over(fake.address) as web:
+        status, error = await web.error(PATHS[0], BODY)
+        assert (status, error["message"][:7]) == (400, "model: ")
+        assert not any(isinstance(r, inference_pb2.ScoreRequest) for r in fake.requests)
+
+
+@pytest.mark.asyncio
 @pytest.mark.parametrize("path", PATHS)
 async def test_what_is_wrong_has_the_fields_name(path: str) -> None:
     """In the shape of both APIs; nothing is asked of a model."""
-    async with serving(Answers(models=[model()])) as fake, gateway_over(fake.address) as web:
+    async with serving(Answers(models=[CHATTY])) as fake, gateway_over(fake.address) as web:
         for fields, begin in WRONG:
             status, error = await web.error(path, {**BODY, **fields})
             assert (status, set(error)) == (400, {"message", "detail"}), error
