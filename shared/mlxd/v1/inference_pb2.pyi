@@ -508,7 +508,8 @@ class GenerateRequest(_message.Message):
     """Higher is served earlier. Default 0."""
     request_id: _builtins.str
     """An idempotency key: a second request with the same id in flight is refused. Absent: one is
-    generated. At most 128 characters.
+    generated. At most 128 characters, with n above 1 125: the ids of further choices, ID.1 and so
+    on, are in flight too.
     """
     resume_from: _builtins.int
     """Continue an interrupted stream of this very request: how many of its tokens the client has, and
@@ -1097,6 +1098,34 @@ class ScoredText(_message.Message):
 Global___ScoredText: _TypeAlias = ScoredText  # noqa: Y015
 
 @_typing.final
+class Reranking(_message.Message):
+    """A question to a reranker: whether a document answers this query."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    QUERY_FIELD_NUMBER: _builtins.int
+    INSTRUCTION_FIELD_NUMBER: _builtins.int
+    query: _builtins.str
+    """Not empty."""
+    instruction: _builtins.str
+    """What a document is to be for the query. Empty: left to the model, or "Given a web search query,
+    retrieve relevant passages that answer the query".
+    """
+    def __init__(
+        self,
+        *,
+        query: _builtins.str = ...,
+        instruction: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instruction", b"instruction", "query", b"query"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Reranking: _TypeAlias = Reranking  # noqa: Y015
+
+@_typing.final
 class ScoreRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1104,6 +1133,7 @@ class ScoreRequest(_message.Message):
     TEXTS_FIELD_NUMBER: _builtins.int
     PARSE_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    RERANKING_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     parse_special_tokens: _builtins.bool
     """Parse the text of special tokens, in texts and continuations, as those tokens. Default false."""
@@ -1112,6 +1142,15 @@ class ScoreRequest(_message.Message):
     def texts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ScoredText]:
         """1 to 256."""
 
+    @_builtins.property
+    def reranking(self) -> Global___Reranking:
+        """Read each text as a document that this asks about, by the model's chat template; continuations
+        begin the answer ("yes", "no"). A template that knows messages of the roles query and document
+        is given those, behind the instruction as the system's; any other one the question in the form
+        of Qwen3-Reranker, with enable_thinking false. A model without a template refuses it with
+        FAILED_PRECONDITION. Excludes parse_special_tokens: what a document spells never steers.
+        """
+
     def __init__(
         self,
         *,
@@ -1119,10 +1158,11 @@ class ScoreRequest(_message.Message):
         texts: _abc.Iterable[Global___ScoredText] | None = ...,
         parse_special_tokens: _builtins.bool | None = ...,
         worker_incarnation: _builtins.str = ...,
+        reranking: Global___Reranking | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens", "parse_special_tokens", b"parse_special_tokens"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens", "parse_special_tokens", b"parse_special_tokens", "reranking", b"reranking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens", "model", b"model", "parse_special_tokens", b"parse_special_tokens", "texts", b"texts", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens", "model", b"model", "parse_special_tokens", b"parse_special_tokens", "reranking", b"reranking", "texts", b"texts", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__parse_special_tokens: _TypeAlias = _typing.Literal["parse_special_tokens"]  # noqa: Y015
     _WhichOneofArgType__parse_special_tokens: _TypeAlias = _typing.Literal["_parse_special_tokens", b"_parse_special_tokens"]  # noqa: Y015
