@@ -17,8 +17,8 @@ BODY: dict[str, Any] = {"model": "demo", "query": "ab", "documents": ["a", {"tex
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"documents": []}, "documents: "),
     ({"documents": ["a"] * (config.RERANK_DOCUMENTS_MAX + 1)}, "documents: "),
-    ({"documents": [{"text": "a", "title": "b"}]}, "documents[...].title: is no field"),
-    ({"documents": [{"title": "b"}]}, "documents[...]"),
+    ({"documents": [{"text": "a", "title": "b"}]}, "documents[0].title: is no field"),
+    ({"documents": [{"title": "b"}]}, "documents[0]."),
     ({"top_n": 0}, "top_n: at least 1, not 0"),
     ({"rank_fields": ["title"]}, "rank_fields: a document is its text"),
     ({"query": None}, "query: "),
