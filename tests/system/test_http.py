@@ -100,20 +100,6 @@ async def test_openai(models: tuple[str, ...]) -> None:
         )
         assert (stopped.choices[0].finish_reason, "." in stopped.choices[0].text) == ("stop", False)
 
-        several = await client.completions.create(
-            model="demo", prompt=["Once upon", "The king"], n=2, **common
-        )
-        assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
-        assert several.choices[0].text == text
-        assert several.usage is not None
-        assert 12 < several.usage.completion_tokens <= 4 * 12
-        best = await client.completions.create(
-            model="demo", prompt="Once upon", best_of=3, logprobs=0, **common
-        )
-        assert best.usage is not None
-        assert len(best.choices) == 1
-        assert 12 < best.usage.completion_tokens <= 3 * 12
-
         format_: Any = {"type": "json_schema", "json_schema": {"name": "n", "schema": SCHEMA}}
         held = await client.chat.completions.create(
             model="chatty", messages=HI, response_format=format_, seed=1
@@ -127,6 +113,30 @@ async def test_openai(models: tuple[str, ...]) -> None:
         # Read together, texts differ by rounding from one time to another.
         assert packed.data[1].embedding == pytest.approx(floats.data[1].embedding, abs=1e-5)
         assert packed.usage.prompt_tokens > 0
+
+
+@pytest.mark.asyncio
+async def test_openai_has_several_prompts_and_the_best_of_choices(models: tuple[str, ...]) -> None:
+    """Choices follow the prompts; the usage counts all that were made."""
+    async with (
+        serve_web(*models) as web,
+        openai.AsyncOpenAI(base_url=f"{web.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        common: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 12}
+        several = await client.completions.create(
+            model="demo", prompt=["Once upon", "The king"], n=2, **common
+        )
+        assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+        alone = await client.completions.create(model="demo", prompt="Once upon", **common)
+        assert several.choices[0].text == alone.choices[0].text
+        assert several.usage is not None
+        assert 12 < several.usage.completion_tokens <= 4 * 12
+        best = await client.completions.create(
+            model="demo", prompt="Once upon", best_of=3, logprobs=0, **common
+        )
+        assert best.usage is not None
+        assert len(best.choices) == 1
+        assert 12 < best.usage.completion_tokens <= 3 * 12
 
 
 @pytest.mark.asyncio

@@ -508,8 +508,7 @@ class GenerateRequest(_message.Message):
     """Higher is served earlier. Default 0."""
     request_id: _builtins.str
     """An idempotency key: a second request with the same id in flight is refused. Absent: one is
-    generated. At most 128 characters, with n above 1 125: the ids of further choices, ID.1 and so
-    on, are in flight too.
+    generated. At most 128 characters, 125 with n above 1: ID.1 and so on are in flight too.
     """
     resume_from: _builtins.int
     """Continue an interrupted stream of this very request: how many of its tokens the client has, and
@@ -1108,9 +1107,7 @@ class Reranking(_message.Message):
     query: _builtins.str
     """Not empty."""
     instruction: _builtins.str
-    """What a document is to be for the query. Empty: left to the model, or "Given a web search query,
-    retrieve relevant passages that answer the query".
-    """
+    """What a document is to be for it. Empty: the template's, or Qwen3's."""
     def __init__(
         self,
         *,
@@ -1144,11 +1141,9 @@ class ScoreRequest(_message.Message):
 
     @_builtins.property
     def reranking(self) -> Global___Reranking:
-        """Read each text as a document that this asks about, by the model's chat template; continuations
-        begin the answer ("yes", "no"). A template that knows messages of the roles query and document
-        is given those, behind the instruction as the system's; any other one the question in the form
-        of Qwen3-Reranker, with enable_thinking false. A model without a template refuses it with
-        FAILED_PRECONDITION. Excludes parse_special_tokens: what a document spells never steers.
+        """Read each text as a document that this asks about; continuations begin the answer ("yes").
+        The chat template is given messages of the roles query and document if it knows them, else the
+        question of Qwen3-Reranker; without one: FAILED_PRECONDITION. Excludes parse_special_tokens.
         """
 
     def __init__(
