@@ -16,6 +16,7 @@ from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 from mlxd_gateway.anthropic import requests as anthropic
+from mlxd_gateway.cohere import requests as cohere
 from mlxd_gateway.common.fates import HONOURED, Foreign, Kind, fates_of
 from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.openai import requests as openai
@@ -30,6 +31,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     anthropic.MessageRequest, anthropic.CountRequest,
     ollama.ChatRequest, ollama.GenerateRequest, ollama.EmbedRequest, ollama.OldEmbedRequest,
     ollama.ShowRequest,
+    cohere.RerankRequest, cohere.NewRerankRequest,
 )  # fmt: skip
 
 

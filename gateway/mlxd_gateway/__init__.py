@@ -1,1 +1,1 @@
-"""The HTTP APIs of OpenAI, Anthropic and Ollama: a client of the controller, and nothing else."""
+"""The HTTP APIs of OpenAI, Anthropic, Ollama and Cohere: a client of the controller alone."""

@@ -16,7 +16,9 @@ from starlette.types import ASGIApp
 
 from mlxd import MlxdError, RemoteError
 from mlxd_gateway.anthropic import handlers as anthropic
+from mlxd_gateway.cohere import handlers as cohere
 from mlxd_gateway.common.bodies import Room
+from mlxd_gateway.common.callers import Callers
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
@@ -50,6 +52,7 @@ def make_app(
             *responses.ROUTES,
             *anthropic.ROUTES,
             *ollama.ROUTES,
+            *cohere.ROUTES,
             Route("/v1/models", _by_api(openai.list_models, anthropic.list_models)),
             Route("/v1/models/{name:path}", _by_api(openai.show_model, anthropic.show_model)),
         ],
@@ -62,6 +65,7 @@ def make_app(
         },
     )
     app.state.clients = clients
+    app.state.callers = Callers(clients.shared)
     app.state.room = Room(bodies_nbytes_max)
     app.state.responses = ResponseStore()
     return Edge(app, door, share=_sharer(door.origins))

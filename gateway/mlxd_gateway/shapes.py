@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from mlxd_gateway.anthropic.errors import error_body as anthropic_body
+from mlxd_gateway.cohere.errors import error_body as cohere_body
 from mlxd_gateway.common.failures import Failure, FailureKind
 from mlxd_gateway.common.responses import json_response
 from mlxd_gateway.ollama.errors import error_body as ollama_body
@@ -23,6 +24,8 @@ class Api(enum.Enum):
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
     OLLAMA = "ollama"
+    COHERE = "cohere"
+    """And Jina's, which asks likewise."""
 
 
 def api_of(scope: Scope) -> Api:
@@ -30,6 +33,8 @@ def api_of(scope: Scope) -> Api:
     path: str = scope["path"]
     if path.startswith("/api/"):
         return Api.OLLAMA
+    if path in ("/v1/rerank", "/v2/rerank"):
+        return Api.COHERE
     is_anthropic = path.startswith("/v1/messages") or "anthropic-version" in Headers(scope=scope)
     return Api.ANTHROPIC if is_anthropic else Api.OPENAI
 
@@ -44,6 +49,8 @@ def render(failure: Failure, scope: Scope) -> Response:
             body = anthropic_body(failure)
         case Api.OLLAMA:
             body = ollama_body(failure)
+        case Api.COHERE:
+            body = cohere_body(failure)
     response = json_response(body, failure.kind.value)
     if failure.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(math.ceil(failure.retry_after_s), 1))

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
         Model,
         ModelState,
         ProcessRole,
+        Scores,
         Status,
         Unloaded,
         WorkerMemory,
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
         KVFormat,
         LoadSpec,
         Pooling,
+        Reranking,
         SamplingOptions,
         Score,
         ScoredText,
@@ -109,11 +111,11 @@ __all__ = [
     "MemoryAccount", "MetricFamily", "MetricKind", "MetricPoint", "MlxdError", "Model",
     "ModelDraining", "ModelLoading", "ModelNotFound", "ModelState", "ModelTooLarge",
     "ModelUnloaded", "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt", "Pooling",
-    "PositionLogprobs", "ProcessRole", "PromptEcho", "QueueFull", "RemoteError", "ResponseFormat",
-    "SamplingOptions", "Score", "ScoredText", "ShuttingDown", "Status", "Stream", "TokenLogprob",
-    "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights", "WorkerExited", "WorkerLost",
-    "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut", "WrongWorker",
-    "call_headers",
+    "PositionLogprobs", "ProcessRole", "PromptEcho", "QueueFull", "RemoteError", "Reranking",
+    "ResponseFormat", "SamplingOptions", "Score", "ScoredText", "Scores", "ShuttingDown", "Status",
+    "Stream", "TokenLogprob", "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights",
+    "WorkerExited", "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus",
+    "WorkerTimedOut", "WrongWorker", "call_headers",
 ]
 # fmt: on
 

@@ -12,7 +12,7 @@ from typing import TypedDict
 
 from google.protobuf.duration_pb2 import Duration
 
-from mlxd.v1 import inference_pb2, model_pb2, types_pb2
+from mlxd.v1 import inference_pb2, model_pb2, score_pb2, types_pb2
 from mlxd_shared.config import DURATION_MAX_S
 from mlxd_shared.domain.chats import Chat, chat_texts, half_character
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
@@ -22,6 +22,7 @@ from mlxd_shared.domain.requests import (
     UINT32,
     UINT64,
     LoadSpec,
+    Reranking,
     SamplingOptions,
     ScoredText,
     check_range,
@@ -96,6 +97,15 @@ class GenerateOptions(TypedDict, total=False):
     echo: bool | None
     prompt_logprobs: int | None
     """How many alternatives to ask for beside the log-probability of each prompt token."""
+
+
+class ScoreOptions(TypedDict, total=False):
+    """What may be said of scores, see `Client.scores`; None is as good as absent."""
+
+    model: str
+    parse_special_tokens: bool | None
+    reranking: Reranking | None
+    """What is asked of each text, a document then."""
 
 
 def generate_to_pb(
@@ -188,9 +198,13 @@ def _with_prompt(
 
 
 def score_to_pb(
-    texts: Sequence[ScoredText], *, model: str, parse_special_tokens: bool | None
-) -> inference_pb2.ScoreRequest:
-    """Return the request.
+    texts: Sequence[ScoredText],
+    *,
+    model: str = "",
+    parse_special_tokens: bool | None = None,
+    reranking: Reranking | None = None,
+) -> score_pb2.ScoreRequest:
+    """Return the request; what is None stays absent.
 
     Raises:
         InvalidRequest: half a character in a text.
@@ -202,12 +216,21 @@ def score_to_pb(
             for index, each in enumerate(texts)
             for bad in _texts(f"texts[{index}]", each.text, *each.continuations)
         ),
+        *([] if reranking is None else _reranking_violations(reranking)),
     )
-    return inference_pb2.ScoreRequest(
+    return score_pb2.ScoreRequest(
         model=model,
-        texts=[write(each, inference_pb2.ScoredText) for each in texts],
+        texts=[write(each, score_pb2.ScoredText) for each in texts],
         parse_special_tokens=parse_special_tokens,
+        reranking=None if reranking is None else write(reranking, score_pb2.Reranking),
     )
+
+
+def _reranking_violations(reranking: Reranking) -> list[FieldViolation]:
+    return [
+        *_texts("reranking.query", reranking.query),
+        *_texts("reranking.instruction", reranking.instruction),
+    ]
 
 
 def load_request_to_pb(

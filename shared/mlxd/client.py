@@ -29,7 +29,15 @@ from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
 from mlxd._wire import text_to_pb
 from mlxd.answers import Completion, Delta, Finished
-from mlxd.messages import Embeddings, FitReport, LoadUpdate, Model, Status, Unloaded
+from mlxd.messages import (
+    Embeddings,
+    FitReport,
+    LoadUpdate,
+    Model,
+    Scores,
+    Status,
+    Unloaded,
+)
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
@@ -248,19 +256,34 @@ class Client:
         self,
         texts: Sequence[ScoredText],
         *,
-        model: str = "",
-        parse_special_tokens: bool | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[_wire.ScoreOptions],
     ) -> tuple[tuple[Score, ...], ...]:
-        """Return, text by text, how likely the model finds each of its continuations.
+        """Return the scores of continuations; the arguments are those of `scores`."""
+        return (await self.scores(texts, timeout_s=timeout_s, **options)).scores
 
-        To rerank, score "yes" and "no" behind a prompt for each document: what decides is the
+    async def scores(
+        self,
+        texts: Sequence[ScoredText],
+        *,
+        timeout_s: float | None = None,
+        **options: Unpack[_wire.ScoreOptions],
+    ) -> Scores:
+        """Return how likely the model finds each text's continuations, with what that cost.
+
+        With `reranking` each text is a document that its query is asked of, by the model's chat
+        template, and continuations begin the answer: score "yes" and "no", and what decides is the
         difference of the two log-probabilities.
+
+        Raises:
+            InvalidRequest: a value that the wire cannot carry, or that the server refuses.
+            NoChatTemplate: `reranking`, of a model without a template.
         """
-        request = _wire.score_to_pb(texts, model=model, parse_special_tokens=parse_special_tokens)
+        request = _wire.score_to_pb(texts, **options)
         pb = await _answer(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
         scores = iter([read(Score, each) for each in pb.scores])
-        return tuple(tuple(islice(scores, len(each.continuations))) for each in texts)
+        by_text = tuple(tuple(islice(scores, len(each.continuations))) for each in texts)
+        return Scores(by_text, pb.prompt_tokens, pb.model_digest)
 
     def load(
         self,

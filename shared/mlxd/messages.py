@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlxd_shared.domain.figures import HostMemory, MathLibrary, MemoryAccount
-from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Weights
+from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Score, Weights
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,15 @@ class Embeddings:
     """The vectors of texts, in their order, and the tokens of all texts together."""
 
     vectors: tuple[tuple[float, ...], ...]
+    prompt_tokens: int
+    model_digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class Scores:
+    """The scores of continuations, text by text, and the tokens of all that was read for them."""
+
+    scores: tuple[tuple[Score, ...], ...]
     prompt_tokens: int
     model_digest: str
 
@@ -78,6 +87,9 @@ class Model:
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
     store: str
+    has_pooling: bool = False
+    """Whether its files say how texts become vectors: it was made for embeddings."""
+    has_chat_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,11 +21,13 @@ from mlxd.v1 import (
     inference_pb2_grpc,
     model_pb2,
     model_pb2_grpc,
+    score_pb2,
     status_pb2,
     status_pb2_grpc,
     types_pb2,
 )
 from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
 from mlxd_shared.wire.interceptors import Context
@@ -120,13 +122,13 @@ class FakeServer(
         return inference_pb2.EmbedResponse(embeddings=vectors)
 
     async def Score(
-        self, request: inference_pb2.ScoreRequest, context: Context
-    ) -> inference_pb2.ScoreResponse:
+        self, request: score_pb2.ScoreRequest, context: Context
+    ) -> score_pb2.ScoreResponse:
         """Answer each continuation with minus its length, as one token."""
         self.requests.append(request)
         lengths = [len(text) for each in request.texts for text in each.continuations]
-        scores = [inference_pb2.Score(logprob=-length, tokens=1) for length in lengths]
-        return inference_pb2.ScoreResponse(scores=scores)
+        scores = [score_pb2.Score(logprob=-length, tokens=1) for length in lengths]
+        return score_pb2.ScoreResponse(scores=scores)
 
     async def ListModels(
         self, request: model_pb2.ListModelsRequest, context: Context
@@ -142,8 +144,10 @@ class FakeServer(
     async def GetModel(
         self, request: model_pb2.GetModelRequest, context: Context
     ) -> model_pb2.GetModelResponse:
+        """Answer with the first model; where none is scripted, with one that can chat."""
         self.requests.append(request)
-        return model_pb2.GetModelResponse(model=self.answers.models[0])
+        chatty = types_pb2.Model(name=request.model, has_chat_template=True)
+        return model_pb2.GetModelResponse(model=next(iter(self.answers.models), chatty))
 
     async def LoadModel(
         self, request: model_pb2.LoadModelRequest, context: Context
@@ -195,13 +199,20 @@ class FakeServer(
 
 
 @asynccontextmanager
-async def serving(answers: Answers, *, calls_max: int | None = None) -> AsyncIterator[FakeServer]:
+async def serving(
+    answers: Answers,
+    *,
+    calls_max: int | None = None,
+    security: ListenerSecurity = OPEN,
+    make: type[FakeServer] = FakeServer,
+) -> AsyncIterator[FakeServer]:
     """Serve on a port of the system's choice while the block lasts.
 
-    calls_max: bounds calls and streams as a controller does; None: no bound.
+    calls_max: bounds calls and streams as a controller does; None: no bound. security: what calls
+    must carry. make: another server of the same services.
     """
-    fake = FakeServer(answers)
-    server = make_server(Health(), (), calls_max=calls_max)
+    fake = make(answers)
+    server = make_server(Health(), (), calls_max=calls_max, security=security)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
     model_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
     status_pb2_grpc.add_StatusServiceServicer_to_server(fake, server)

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 
 import grpc
 
-from mlxd.v1 import inference_pb2, types_pb2
+from mlxd.v1 import inference_pb2, score_pb2, types_pb2
 from mlxd_controller.runtime.ports import Holding, Question
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import (
@@ -284,10 +284,10 @@ class FakeLink:
                 text=bytes(token_ids).decode()
             ).SerializeToString()
         if question is Question.SCORE:
-            scoring = inference_pb2.ScoreRequest.FromString(request.raw)
+            scoring = score_pb2.ScoreRequest.FromString(request.raw)
             lengths = [len(text) for each in scoring.texts for text in each.continuations]
-            scores = [inference_pb2.Score(logprob=-length, tokens=1) for length in lengths]
-            return inference_pb2.ScoreResponse(scores=scores).SerializeToString()
+            scores = [score_pb2.Score(logprob=-length, tokens=1) for length in lengths]
+            return score_pb2.ScoreResponse(scores=scores).SerializeToString()
         texts = inference_pb2.EmbedRequest.FromString(request.raw).texts
         vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in texts]
         made = inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))

@@ -24,6 +24,7 @@ class Impatient(Connection):
     """One that waits for next to no time."""
 
     head_s = 0.05
+    write_s = 0.05
 
 
 @asynccontextmanager
@@ -102,3 +103,27 @@ async def test_the_system_asks_whether_a_client_is_there() -> None:
         server.should_exit = True
         await task
     assert [bool(each) for each in options] == [True]
+
+
+@pytest.mark.asyncio
+async def test_a_client_that_reads_nothing_is_cut_off() -> None:
+    """The application learns that nobody is there, as of any client that has gone."""
+    gone = asyncio.Event()
+
+    async def write_on(scope: Scope, receive: Receive, send: Send) -> None:
+        async def wait() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            gone.set()
+
+        waiting = asyncio.create_task(wait())
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        while not gone.is_set():
+            await send({"type": "http.response.body", "body": bytes(1 << 20), "more_body": True})
+        await waiting
+
+    async with serving(write_on) as port:
+        _, writer = await asyncio.open_connection("127.0.0.1", port, limit=1)
+        writer.write(WHOLE)
+        await gone.wait()
+        writer.close()

@@ -25,6 +25,7 @@ import grpc
 from mlxd.v1 import (
     inference_pb2,
     inference_pb2_grpc,
+    score_pb2,
     status_pb2,
     status_pb2_grpc,
     types_pb2,
@@ -167,13 +168,13 @@ class FakeWorker(
         return inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
 
     async def Score(
-        self, request: inference_pb2.ScoreRequest, context: Context
-    ) -> inference_pb2.ScoreResponse:
+        self, request: score_pb2.ScoreRequest, context: Context
+    ) -> score_pb2.ScoreResponse:
         """Return minus the length of each continuation, as one token."""
         self._check(request.worker_incarnation)
         lengths = [len(text) for each in request.texts for text in each.continuations]
-        scores = [inference_pb2.Score(logprob=-length, tokens=1) for length in lengths]
-        return inference_pb2.ScoreResponse(scores=scores)
+        scores = [score_pb2.Score(logprob=-length, tokens=1) for length in lengths]
+        return score_pb2.ScoreResponse(scores=scores)
 
     async def WatchStatus(
         self, request: status_pb2.WatchStatusRequest, context: Context

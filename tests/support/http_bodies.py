@@ -28,6 +28,7 @@ BODIES: dict[str, dict[str, Any]] = {
         "temperature": 0.5,
         "seed": 1,
         "max_tokens": 4,
+        "stream": True,
         "stream_options": {"include_usage": True},
     },
     "/v1/responses": {
@@ -90,6 +91,8 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "demo", "prompt": "a", "keep_alive": -1, "format": "json"},
     "/api/embed": {"model": "demo", "input": "a"},
     "/api/show": {"model": "demo"},
+    "/v1/rerank": {"model": "demo", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
+    "/v2/rerank": {"model": "demo", "query": "a", "documents": ["b"], "max_tokens_per_doc": 9},
 }  # fmt: skip
 
 

@@ -116,6 +116,30 @@ async def test_openai(models: tuple[str, ...]) -> None:
 
 
 @pytest.mark.asyncio
+async def test_openai_has_several_prompts_and_the_best_of_choices(models: tuple[str, ...]) -> None:
+    """Choices follow the prompts; the usage counts all that were made."""
+    async with (
+        serve_web(*models) as web,
+        openai.AsyncOpenAI(base_url=f"{web.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        common: dict[str, Any] = {"temperature": 0.7, "seed": 5, "max_tokens": 12}
+        several = await client.completions.create(
+            model="demo", prompt=["Once upon", "The king"], n=2, **common
+        )
+        assert [choice.index for choice in several.choices] == [0, 1, 2, 3]
+        alone = await client.completions.create(model="demo", prompt="Once upon", **common)
+        assert several.choices[0].text == alone.choices[0].text
+        assert several.usage is not None
+        assert 12 < several.usage.completion_tokens <= 4 * 12
+        best = await client.completions.create(
+            model="demo", prompt="Once upon", best_of=3, logprobs=0, **common
+        )
+        assert best.usage is not None
+        assert len(best.choices) == 1
+        assert 12 < best.usage.completion_tokens <= 3 * 12
+
+
+@pytest.mark.asyncio
 async def test_openai_is_told_what_is_wrong(models: tuple[str, ...]) -> None:
     """Errors are the package's own classes, with the field; so are those of a stream."""
     async with (
@@ -207,6 +231,30 @@ async def test_ollama(models: tuple[str, ...]) -> None:
             await client.generate("demo", "a", options={"mirostat": 1})
         assert "options.mirostat" in wrong.value.error
         await client._client.aclose()
+
+
+@pytest.mark.asyncio
+async def test_documents_are_ranked(models: tuple[str, ...], tmp_path: Path) -> None:
+    """By a chat's answers, by vectors where the model has a pooling, and by nothing else."""
+    pooled = tmp_path / "pooled"
+    shutil.copytree(DEMO, pooled)
+    (pooled / "1_Pooling").mkdir()
+    (pooled / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    body = {"query": "the king", "documents": ["a boat", {"text": "the king"}], "top_n": 2}
+    async with serve_web(*models, "--model", f"pooled={pooled}") as web:
+        for model in ("chatty", "pooled"):
+            answer = (await web.post("/v1/rerank", {"model": model, **body})).json()
+            relevances = [each["relevance_score"] for each in answer["results"]]
+            assert sorted(relevances, reverse=True) == relevances
+            assert {each["index"] for each in answer["results"]} == {0, 1}
+            assert answer["usage"]["total_tokens"] > 0
+        assert (answer["results"][0]["index"], relevances[0]) == (1, pytest.approx(1, abs=1e-4))
+        status, error = await web.error("/v2/rerank", {"model": "demo", **body})
+        assert (status, error["message"][:7]) == (400, "model: ")
+        long = {**body, "documents": ["a", "b " * 5000]}
+        for model in ("chatty", "pooled"):
+            status, error = await web.error("/v2/rerank", {"model": model, **long})
+            assert (status, error["message"][:13]) == (400, "documents[1]:")
 
 
 @pytest.mark.asyncio

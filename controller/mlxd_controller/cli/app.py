@@ -38,6 +38,7 @@ MODULES = {
     "run": "mlxd_controller.cli.commands.run",
     "generate": "mlxd_controller.cli.commands.generate",
     "embed": "mlxd_controller.cli.commands.embed",
+    "score": "mlxd_controller.cli.commands.score",
     "tokenize": "mlxd_controller.cli.commands.generate",
     "status": "mlxd_controller.cli.commands.status",
     "health": "mlxd_controller.cli.commands.health",

@@ -22,8 +22,10 @@ from mlxd_shared.wire.status import RemoteError
 NO_FLAGS: Mapping[str, str] = MappingProxyType({})
 _PARAMETERS = {
     "choices": "choice",
+    "continuations": "continuation",
     "depth_max": "speculate",
     "ebnf_grammar": "grammar",
+    "parse_special_tokens": "special",
     "pinned": "pin",
     "prefix_cache_bytes": "prefix_cache",
     "rows_max": "rows",
@@ -146,6 +148,24 @@ def read_piped() -> str:
         return sys.stdin.read()
     except UnicodeDecodeError:
         usage_error("the standard input is not UTF-8 text")
+
+
+def read_lines(problem: str) -> list[str]:
+    """Return the lines of the standard input, one at least.
+
+    problem: what is missing where there are none.
+
+    Raises:
+        typer.Exit: there are none, or they are not UTF-8 text.
+    """
+    if sys.stdin.isatty():
+        usage_error(f"{problem}: give it as an argument, or pipe in lines")
+    lines = read_piped().split("\n")
+    if not lines[-1]:  # behind the last newline
+        lines.pop()
+    if not lines:
+        usage_error(f"{problem}: the standard input is empty")
+    return lines
 
 
 def exit_code_of(error: e.MlxdError) -> ExitCode:

@@ -18,7 +18,7 @@ from contextlib import suppress
 
 import typer
 
-from mlxd.answers import Delta, TokenLogprob
+from mlxd.answers import PositionLogprobs, TokenLogprob
 from mlxd.messages import FitReport, Model, ModelState, WorkerStatus
 from mlxd_controller.cli.tables import lay_out
 from mlxd_shared.domain.requests import KVFormat
@@ -83,14 +83,12 @@ def _encode(value: object) -> object:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def logprobs(delta: Delta) -> str:
+def logprobs(positions: Iterable[PositionLogprobs]) -> str:
     """Return a line for each token: its log-probability, its text, and the best ones in brackets.
 
     Bytes that are no whole text are shown as bytes.
     """
-    return "".join(
-        f"{_token(position.chosen)}{_best(position.top)}\n" for position in delta.logprobs
-    )
+    return "".join(f"{_token(each.chosen)}{_best(each.top)}\n" for each in positions)
 
 
 def _token(token: TokenLogprob) -> str:

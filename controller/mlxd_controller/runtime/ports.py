@@ -70,6 +70,9 @@ class ModelRef:
     defaults: SamplingOptions
     """What the model's files say about sampling."""
     store: StoreKind = StoreKind.FOLDER
+    has_pooling: bool = False
+    """Whether its files say how its texts become vectors."""
+    has_chat_template: bool = False
 
 
 @dataclass(frozen=True, slots=True)

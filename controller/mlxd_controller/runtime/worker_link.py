@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from mlxd.v1 import (
     inference_pb2,
+    score_pb2,
     status_pb2,
     status_pb2_grpc,
     types_pb2,
@@ -43,7 +44,7 @@ _REQUESTS: dict[Question, _Kind] = {
     Question.TOKENIZE: inference_pb2.TokenizeRequest,
     Question.DETOKENIZE: inference_pb2.DetokenizeRequest,
     Question.EMBED: inference_pb2.EmbedRequest,
-    Question.SCORE: inference_pb2.ScoreRequest,
+    Question.SCORE: score_pb2.ScoreRequest,
 }
 
 

@@ -17,18 +17,23 @@ from mlxd.v1 import inference_pb2
 _SEEDS = 1 << 64
 
 
+def choice_ids(request_id: str, choices: int) -> tuple[str, ...]:
+    """Return the id of each choice's request; the first one's is the whole request's."""
+    return (request_id, *(f"{request_id}.{choice}" for choice in range(1, choices)))
+
+
 def split(
     request: inference_pb2.GenerateRequest, choices: int
 ) -> list[inference_pb2.GenerateRequest]:
     """Return a request for each choice; the first one keeps the request's id and seed."""
     split_up = []
-    for choice in range(choices):
+    for choice, request_id in enumerate(choice_ids(request.request_id, choices)):
         own = inference_pb2.GenerateRequest()
         own.CopyFrom(request)
         own.ClearField("n")
         if choice:
             own.choice = choice
-            own.request_id = f"{request.request_id}.{choice}"
+            own.request_id = request_id
             if request.sampling.HasField("seed"):
                 own.sampling.seed = (request.sampling.seed + choice) % _SEEDS
         split_up.append(own)

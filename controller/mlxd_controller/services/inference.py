@@ -17,12 +17,12 @@ from typing import TypeAlias
 import structlog
 from google.protobuf.message import Message
 
-from mlxd.v1 import inference_pb2
+from mlxd.v1 import inference_pb2, score_pb2
 from mlxd_controller.runtime.ports import Clock, ModelRef, Question
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
-from mlxd_controller.services.choices import merge, split
+from mlxd_controller.services.choices import choice_ids, merge, split
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Counts, Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
@@ -41,11 +41,11 @@ from mlxd_shared.wire.status import RemoteError
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _PRIVATE = frozenset({"worker_incarnation", "load_duration", "age", "choice"})
 """Fields that are the controller's to set."""
-_COUNTED: Mapping[Question, type[inference_pb2.EmbedResponse | inference_pb2.ScoreResponse]] = (
+_COUNTED: Mapping[Question, type[inference_pb2.EmbedResponse | score_pb2.ScoreResponse]] = (
     MappingProxyType(
         {
             Question.EMBED: inference_pb2.EmbedResponse,
-            Question.SCORE: inference_pb2.ScoreResponse,
+            Question.SCORE: score_pb2.ScoreResponse,
         }
     )
 )
@@ -54,7 +54,7 @@ _Asking: TypeAlias = (
     inference_pb2.TokenizeRequest
     | inference_pb2.DetokenizeRequest
     | inference_pb2.EmbedRequest
-    | inference_pb2.ScoreRequest
+    | score_pb2.ScoreRequest
 )
 
 
@@ -90,7 +90,7 @@ class InferenceService:
             model_ref = await self._catalog.find(spec.model)
             with (
                 self._catalog.keeping(model_ref) as ref,
-                self._flight(request) as request_id,
+                self._flight(request, spec.choices) as request_id,
                 self._spending(spec.model, ref, meter.counts),
             ):
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
@@ -133,7 +133,7 @@ class InferenceService:
         await run_paced(embed_from_pb, request)
         return await self._ask(Question.EMBED, request, context)
 
-    async def Score(self, request: inference_pb2.ScoreRequest, context: Context) -> bytes:
+    async def Score(self, request: score_pb2.ScoreRequest, context: Context) -> bytes:
         """Return how likely the model finds continuations."""
         _refuse_private(request)
         await run_paced(score_from_pb, request)
@@ -142,18 +142,19 @@ class InferenceService:
     # --- parts -----------------------------------------------------------------------------------
 
     @contextmanager
-    def _flight(self, request: inference_pb2.GenerateRequest) -> Iterator[str]:
-        """Hold the request's id, made if absent, against a second request with the same one."""
+    def _flight(self, request: inference_pb2.GenerateRequest, choices: int) -> Iterator[str]:
+        """Hold the request's id, made if absent, and its choices' against others with the same."""
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
-        request_id = request.request_id
-        if request_id in self._in_flight:
-            raise DuplicateRequest(request_id)
-        self._in_flight.add(request_id)
+        ids = choice_ids(request.request_id, choices)
+        duplicate = next((each for each in ids if each in self._in_flight), None)
+        if duplicate is not None:
+            raise DuplicateRequest(duplicate)
+        self._in_flight.update(ids)
         try:
-            yield request_id
+            yield request.request_id
         finally:
-            self._in_flight.discard(request_id)
+            self._in_flight.difference_update(ids)
 
     def _spending(self, name: str, ref: ModelRef, counts: Counts) -> AbstractContextManager[None]:
         """Charge the caller's key; raises NotAllowed and KeyLimit."""

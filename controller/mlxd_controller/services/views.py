@@ -49,6 +49,8 @@ def model_to_pb(
         context_length_max=ref.facts.context_length_max,
         vocab_size=ref.facts.passes.vocab,
         stored_bytes=ref.facts.stored_bytes,
+        has_pooling=ref.has_pooling,
+        has_chat_template=ref.has_chat_template,
         effective_sampling=write(
             merge(spec.sampling, ref.defaults, DEFAULTS), types_pb2.SamplingOptions
         ),

@@ -11,11 +11,14 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from mlxd_controller.runtime.ports import ModelRef
+from mlxd_controller.store.shelf import Place
 from mlxd_models.describe import describe
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
@@ -24,7 +27,7 @@ from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_config import check_tokenizer_file
 from mlxd_models.files.model_source import Source, files_of
-from mlxd_models.files.modules import check_modules
+from mlxd_models.files.modules import check_modules, has_pooling
 from mlxd_models.files.stored_files import Signature
 from mlxd_models.fit.described import facts_of, taken_of
 from mlxd_models.fit.facts import ModelFacts
@@ -44,6 +47,25 @@ class Folder:
     digest: str
     facts: ModelFacts
     defaults: SamplingOptions
+    has_pooling: bool
+    """Whether they say how texts become vectors."""
+    has_chat_template: bool
+
+
+def ref_of(place: Place, folder: Folder, names: Sequence[str] = ()) -> ModelRef:
+    """Return the model of a place under `names`, or under the place's own."""
+    name, *aliases = names or (place.name,)
+    return ModelRef(
+        digest=folder.digest,
+        name=name,
+        aliases=tuple(aliases),
+        path=place.path,
+        facts=folder.facts,
+        defaults=folder.defaults,
+        store=place.kind,
+        has_pooling=folder.has_pooling,
+        has_chat_template=folder.has_chat_template,
+    )
 
 
 def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
@@ -60,9 +82,10 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
     check_modules(files)
     described = describe(files, foreign=foreign)
     check_tokenizer_file(files)
-    read_template(files)
+    template = read_template(files)
     facts = replace(facts_of(described), taken=taken_of(described))
-    return Folder(model_digest(files), facts, read_generation_defaults(files))
+    defaults = read_generation_defaults(files)
+    return Folder(model_digest(files), facts, defaults, has_pooling(files), template is not None)
 
 
 @dataclass(frozen=True, slots=True)

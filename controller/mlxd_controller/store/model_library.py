@@ -22,7 +22,7 @@ from typing import Any
 
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.aliases import AliasPlaces, Unreadable
-from mlxd_controller.store.folder import Entry, Folder, Readings
+from mlxd_controller.store.folder import Entry, Folder, Readings, ref_of
 from mlxd_controller.store.folder_paths import existing_folder, resolve_folder
 from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.naming import beginning_of_digest, hint_for
@@ -137,7 +137,7 @@ class Library:
         """Return the model of a folder without taking it in; see the port."""
         path = await self._check_folder(path, name)
         folder = await self._readings.read_good(path)
-        return ModelRef(folder.digest, name or path.name, (), path, folder.facts, folder.defaults)
+        return ref_of(Place(name or path.name, path), folder)
 
     async def add(
         self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
@@ -306,15 +306,7 @@ class Library:
 
     def _keep(self, place: Place, folder: Folder, names: Sequence[str]) -> ModelRef:
         """Keep and return a model under all its names, in alphabetical order."""
-        ref = ModelRef(
-            digest=folder.digest,
-            name=names[0],
-            aliases=tuple(names[1:]),
-            path=place.path,
-            facts=folder.facts,
-            defaults=folder.defaults,
-            store=place.kind,
-        )
+        ref = ref_of(place, folder, names)
         self._refs.pop(folder.digest, None)
         self._refs[folder.digest] = ref
         while len(self._refs) > REFS_MAX:  # those of files that have changed since

@@ -13,7 +13,7 @@ from typing import Any
 from mlxd import AnswerPart, Completion, Delta, Finished, FinishReason, ToolCall, Usage
 from mlxd_gateway.anthropic.errors import error_body
 from mlxd_gateway.common.failures import Failure
-from mlxd_gateway.common.generation import Generation
+from mlxd_gateway.common.generation import Source
 from mlxd_gateway.common.responses import write_event
 from mlxd_gateway.common.texts import raw_json
 
@@ -26,7 +26,7 @@ _REASONS = {
 PING = write_event({"type": "ping"}, "ping")
 
 
-async def ping(_: Generation) -> bytes:
+async def ping(_: Source) -> bytes:
     """Return the API's own sign of life."""
     return PING
 

@@ -89,6 +89,8 @@ def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, 
     sent = request.tool_choice or r.ToolChoice("auto")
     if sent.type == "tool" and not sent.name:
         raise BadField("tool_choice.name", "is needed")
+    if sent.type != "tool" and sent.name is not None:
+        raise BadField("tool_choice.name", f'means nothing with type "{sent.type}"')
     chat = Chat(
         tuple(message for message, _ in placed),
         tools_json=tuple(map(_tool, request.tools or ())),

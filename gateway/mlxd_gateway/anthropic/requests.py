@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
+from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
+from mlxd_shared import config
 
 NO_SIGHT = "no model here sees: text alone"
 OF_CACHE = "prefixes are kept by themselves"
@@ -150,10 +151,12 @@ class OutputConfig(msgspec.Struct, forbid_unknown_fields=True):
 
 
 class _Conversation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    messages: list[User | Assistant | System]
+    messages: Annotated[
+        list[User | Assistant | System], msgspec.Meta(max_length=config.CHAT_MESSAGES_MAX)
+    ]
     model: str = ""
     system: str | list[Text] | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Annotated[
         ThinkingOn | ThinkingOff | ThinkingFree | None,
@@ -172,7 +175,7 @@ class MessageRequest(_Conversation, kw_only=True):
 
     max_tokens: int
     stream: bool | None = None
-    stop_sequences: list[str] | None = None
+    stop_sequences: Stops | None = None
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None

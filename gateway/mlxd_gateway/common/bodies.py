@@ -1,6 +1,7 @@
 """From a request's bytes to its struct: within bounds, strictly, naming what is wrong.
 
 Invariants:
+- Of a caller that the controller does not know nothing is read.
 - A body is never longer in memory than HTTP_BODY_BYTES_MAX, whatever its head says, and has all
   come within HTTP_BODY_S; those that are being read take at most their `Room` together.
 - What is not JSON, not of the struct's types, or a field that the struct has not is BadField.
@@ -18,6 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 from starlette.requests import Request
 
+from mlxd_gateway.common.callers import Callers
 from mlxd_gateway.common.failures import BadField, Failure, FailureKind, Refused
 from mlxd_gateway.common.fates import let_go, refuse
 from mlxd_shared import config
@@ -67,12 +69,15 @@ def reader_of(
 ) -> Callable[[Request], Coroutine[Any, Any, _T]]:
     """Return a function that reads a request's body, as `prepare` leaves it, as `kind`.
 
-    It raises Refused where the body is too large, too slow or not JSON, or there is no room for it,
-    BadField for a field, and starlette's ClientDisconnect where the client goes.
+    It raises Refused where nobody knows the caller, the body is too large, too slow or not JSON, or
+    there is no room for it, BadField for a field, and starlette's ClientDisconnect where the client
+    goes.
     """
     decoder = msgspec.json.Decoder(kind)
 
     async def read(request: Request) -> _T:
+        callers: Callers = request.app.state.callers
+        await callers.check()
         room: Room = request.app.state.room
         with room.lend() as take:
             struct = decode(decoder, prepare(await read_body(request, take)))

@@ -9,9 +9,10 @@ from starlette.requests import Request
 
 from mlxd import Client, Embeddings, MlxdError
 from mlxd_gateway.common.asks import Ask
+from mlxd_gateway.common.batches import Batch
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.failures import Refused, failure_of
-from mlxd_gateway.common.generation import Generation, under_any_name
+from mlxd_gateway.common.generation import Generation, Source, under_any_name
 from mlxd_gateway.common.responses import while_there
 from mlxd_shared import config
 
@@ -42,24 +43,35 @@ def generation_of(request: Request, ask: Ask) -> Generation:
     """Return a generation that is not begun.
 
     Its id on mlxd's wire begins with the request's and is another each time: clients and proxies
-    send one id again, and two streams of one id are refused.
+    send one id again, and two streams of one id are refused. It has room for those of its choices.
     """
     unique = uuid4().hex[:_UNIQUE_CHARS]
-    sent_id = str(request.scope.get(REQUEST_ID, ""))[
-        : config.REQUEST_ID_CHARS_MAX - len(unique) - 1
-    ]
+    most = config.REQUEST_ID_CHARS_MAX - config.CHOICE_ID_CHARS - len(unique) - 1
+    sent_id = str(request.scope.get(REQUEST_ID, ""))[:most]
     return Generation(clients_of(request), ask, request_id=f"{sent_id}-{unique}")
 
 
+def source_of(request: Request, asks: Sequence[Ask]) -> Source:
+    """Return what answers a request of one prompt or several; it is not begun."""
+    generations = [generation_of(request, ask) for ask in asks]
+    return generations[0] if len(generations) == 1 else Batch(generations)
+
+
 async def embed_texts(
-    request: Request, model: str, texts: Sequence[str], *, dimensions: int | None = None
+    request: Request,
+    model: str,
+    sent: str | Sequence[str],
+    *,
+    field: str = "input",
+    dimensions: int | None = None,
 ) -> Embeddings:
-    """Return the vectors of the field `input`'s texts.
+    """Return the vectors of one text or several, which the request has in `field`.
 
     Raises:
         Refused: the request failed.
         ClientDisconnect: the client has gone.
     """
+    texts = [sent] if isinstance(sent, str) else sent
 
     async def embed() -> Embeddings:
         async with clients_of(request).lend() as client:
@@ -67,8 +79,11 @@ async def embed_texts(
                 model, lambda name: client.embeddings(texts, model=name, dimensions=dimensions)
             )
 
+    def rename(wire: str) -> str:
+        name = wire.replace("texts", field, 1)
+        return name.removesuffix("[0]") if isinstance(sent, str) else name
+
     try:
         return await while_there(request, embed())
     except MlxdError as error:
-        failure = failure_of(error, lambda field: field.replace("texts", "input", 1))
-        raise Refused(failure) from error
+        raise Refused(failure_of(error, rename)) from error

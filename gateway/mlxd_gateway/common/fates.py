@@ -15,9 +15,12 @@ from typing import Annotated, Any, ClassVar, get_args, get_origin, get_type_hint
 import msgspec
 
 from mlxd_gateway.common.failures import BadField
+from mlxd_shared import config
 
 ABSENT = msgspec.Raw()
 """The default of a field that holds any JSON."""
+Stops = Annotated[list[str], msgspec.Meta(max_length=config.STOP_STRINGS_MAX)]
+"""The texts before which an answer ends, of whichever API."""
 
 
 class Kind(enum.Enum):

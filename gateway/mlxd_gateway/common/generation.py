@@ -12,10 +12,9 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from mlxd import (
-    Client,
     Delta,
     Finished,
     FinishReason,
@@ -23,7 +22,6 @@ from mlxd import (
     ModelNotFound,
     ModelState,
     ModelUnloaded,
-    NoChatTemplate,
     Stream,
 )
 from mlxd_gateway.common.asks import Ask, name_candidates
@@ -31,6 +29,30 @@ from mlxd_gateway.common.clients import Clients
 
 Event = Delta | Finished
 _T = TypeVar("_T")
+
+
+class Source(Protocol):
+    """What an answer is made of: begun, read event by event, and closed by whoever owns it."""
+
+    @property
+    def ask(self) -> Ask:
+        """What was asked; its names are those of fields in errors."""
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether its first event has come."""
+
+    async def begin(self, wait_s: float | None = None) -> None:
+        """Send it, and wait for the first event for up to `wait_s` (None: for ever)."""
+
+    def events(self) -> AsyncIterator[Event]:
+        """Yield every event."""
+
+    async def describe_wait(self) -> str:
+        """Return what is being waited for, for people."""
+
+    async def aclose(self) -> None:
+        """End what is left of it. Idempotent."""
 
 
 async def under_any_name(name: str, call: Callable[[str], Awaitable[_T]]) -> _T:
@@ -123,15 +145,11 @@ class Generation:
         client = await self._lent.enter_async_context(self._clients.lend())
 
         async def open_stream(name: str) -> Event:
-            try:
-                return await self._open(client, self.ask, name)
-            except NoChatTemplate:
-                if self.ask.plain is None:
-                    raise
-            return await self._open(client, replace(self.ask, prompt=self.ask.plain), name)
+            ask = self.ask
+            # A try in vain would be a request more to the limits of a key.
+            if ask.plain is not None and not (await client.model(name)).has_chat_template:
+                ask = replace(ask, prompt=ask.plain)
+            self._stream = ask.start(client, name, self._request_id)
+            return await anext(self._stream)
 
         return await under_any_name(self.ask.model, open_stream)
-
-    async def _open(self, client: Client, ask: Ask, name: str) -> Event:
-        self._stream = ask.start(client, name, self._request_id)
-        return await anext(self._stream)

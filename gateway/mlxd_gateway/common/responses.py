@@ -21,13 +21,13 @@ from starlette.types import Receive, Scope, Send
 
 from mlxd import Delta, Finished, MlxdError
 from mlxd_gateway.common.failures import Failure, Refused, failure_of
-from mlxd_gateway.common.generation import Generation
+from mlxd_gateway.common.generation import Source
 from mlxd_shared import config
 
 _T = TypeVar("_T")
 _encode = msgspec.json.Encoder().encode
 EVENT_STREAM, LINES = "text/event-stream", "application/x-ndjson"
-Ping = Callable[[Generation], Awaitable[bytes]]
+Ping = Callable[[Source], Awaitable[bytes]]
 
 
 class Writer(Protocol):
@@ -64,7 +64,7 @@ def json_response(value: object, status: int = 200) -> Response:
     return Response(_encode(value), status, media_type="application/json")
 
 
-async def ping_by_comment(generation: Generation) -> bytes:
+async def ping_by_comment(generation: Source) -> bytes:
     """Return a comment that tells what is being waited for."""
     return write_comment(await generation.describe_wait())
 
@@ -73,7 +73,7 @@ class GenerationResponse(StreamingResponse):
     """Streams a generation that was begun."""
 
     def __init__(
-        self, generation: Generation, writer: Writer, *, media_type: str, ping: Ping | None
+        self, generation: Source, writer: Writer, *, media_type: str, ping: Ping | None
     ) -> None:
         """Own `generation`; where it has not answered yet, the first ping comes at once."""
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
@@ -123,7 +123,7 @@ class GenerationResponse(StreamingResponse):
 
 
 async def stream(
-    request: Request, generation: Generation, writer: Writer, *, media_type: str, ping: Ping | None
+    request: Request, generation: Source, writer: Writer, *, media_type: str, ping: Ping | None
 ) -> Response:
     """Begin a generation and return the answer that streams it.
 
@@ -142,7 +142,7 @@ async def stream(
     return GenerationResponse(generation, writer, media_type=media_type, ping=ping)
 
 
-async def gather(request: Request, generation: Generation) -> list[Delta | Finished]:
+async def gather(request: Request, generation: Source) -> list[Delta | Finished]:
     """Return all events of a generation, which is over then.
 
     Raises:

@@ -74,8 +74,7 @@ async def embed(request: Request) -> Response:
     """POST /api/embed."""
     body = await _read_embed(request)
     begun_s = time.monotonic()
-    texts = [body.input] if isinstance(body.input, str) else body.input
-    made = await embed_texts(request, body.model, texts, dimensions=body.dimensions)
+    made = await embed_texts(request, body.model, body.input, dimensions=body.dimensions)
     return json_response(
         {
             "model": body.model,
@@ -90,7 +89,7 @@ async def embed(request: Request) -> Response:
 async def embed_one(request: Request) -> Response:
     """POST /api/embeddings, the older form: one text, one vector."""
     body = await _read_old_embed(request)
-    made = await embed_texts(request, body.model, [body.prompt])
+    made = await embed_texts(request, body.model, body.prompt, field="prompt")
     return json_response({"embedding": made.vectors[0]})
 
 

@@ -7,12 +7,14 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
+from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
+from mlxd_shared import config
 
 NO_SIGHT = "no model here sees: text alone"
 AT_LOAD = "chosen when a model is loaded, for all its requests"
 NO_SAMPLER = "no model here is sampled so"
 NO_PICTURES = "no model here draws"
+DURATION_CHARS_MAX = 32
 THINK = "variables of the chat's template: enable_thinking, reasoning_effort"
 
 
@@ -29,7 +31,7 @@ class Options(msgspec.Struct, forbid_unknown_fields=True):
     repeat_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    stop: str | list[str] | None = None
+    stop: str | Stops | None = None
     typical_p: Annotated[float | None, turn_down(NO_SAMPLER, neutral=(1.0,))] = None
     tfs_z: Annotated[float | None, turn_down(NO_SAMPLER, neutral=(1.0,))] = None
     mirostat: Annotated[int | None, turn_down(NO_SAMPLER, neutral=(0,))] = None
@@ -102,7 +104,10 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     stream: bool | None = None
     options: Options | None = None
     format: Annotated[Raw, honour('"json", or a JSON schema')] = ABSENT
-    keep_alive: Annotated[float | str | None, honour("seconds, or such as 5m; -1 for ever")] = None
+    keep_alive: Annotated[
+        float | Annotated[str, msgspec.Meta(max_length=DURATION_CHARS_MAX)] | None,
+        honour("seconds, or such as 5m; -1 for ever"),
+    ] = None
     think: Annotated[bool | str | None, honour(THINK)] = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
@@ -115,8 +120,10 @@ class _Generating(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(_Generating, kw_only=True):
     """POST /api/chat."""
 
-    messages: list[Message] | None = None
-    tools: list[Tool] | None = None
+    messages: Annotated[list[Message], msgspec.Meta(max_length=config.CHAT_MESSAGES_MAX)] | None = (
+        None
+    )
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None = None
 
 
 class GenerateRequest(_Generating, kw_only=True):
@@ -142,7 +149,7 @@ class EmbedRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /api/embed."""
 
     model: str
-    input: str | list[str]
+    input: str | Annotated[list[str], msgspec.Meta(max_length=config.EMBED_TEXTS_MAX)]
     dimensions: int | None = None
     truncate: Annotated[
         bool | None, honour("true is not: a text that is too long is refused in any case")

@@ -285,10 +285,12 @@ def _chat_choice(index: int, done: Completion) -> Object:
     }
 
 
-def whole_completion(head: Head, completions: Sequence[Completion]) -> Object:
-    """Return a completion at once."""
+def whole_completion(
+    head: Head, completions: Sequence[Completion], made: Sequence[Completion] = ()
+) -> Object:
+    """Return a completion at once; `made` are all that were made, where these are the best."""
     choices = [_text_choice(index, done) for index, done in enumerate(completions)]
-    return head.wrap("text_completion", choices, usage=_usage_of(completions))
+    return head.wrap("text_completion", choices, usage=_usage_of(made or completions))
 
 
 def _text_choice(index: int, done: Completion) -> Object:

@@ -43,6 +43,7 @@ def ask_chat(request: r.ChatRequest) -> Ask:
     Raises:
         BadField: two fields contradict each other, or one is not what it should be.
     """
+    _check_stream(request)
     if request.logprobs is not True and request.top_logprobs is not None:
         raise BadField("top_logprobs", "needs logprobs to be true")
     choice, name = _tool_choice(request.tool_choice)
@@ -69,46 +70,79 @@ def ask_chat(request: r.ChatRequest) -> Ask:
     )
 
 
-def ask_completion(request: r.CompletionRequest) -> Ask:
-    """Return what a completion's request asks.
+def ask_completions(request: r.CompletionRequest) -> tuple[Ask, ...]:
+    """Return what a completion's request asks, prompt by prompt.
 
     Raises:
-        BadField: more than one prompt, or one field is not what it should be.
+        BadField: two fields contradict each other, or one is not what it should be.
     """
-    if request.echo and request.n not in (None, 1):
-        raise BadField("echo", "not with n above 1")
-    return Ask(
-        model=request.model,
-        prompt=_prompt(request.prompt),
-        sampling=_sampling(request),
-        max_tokens=request.max_tokens,
-        stop=_stop(request.stop),
-        logprobs=request.logprobs,
-        n=_choices(request.n),
-        echo=request.echo,
-        prompt_logprobs=request.logprobs if request.echo else None,
-        fields={**FIELDS, "top_logprobs": "logprobs", "prompt_logprobs": "logprobs"},
+    _check_stream(request)
+    count = _candidates(request)
+    if request.echo and count not in (None, 1):
+        raise BadField("echo", "not with n or best_of above 1")
+    n_name = "n" if request.best_of is None else "best_of"
+    fields = {**FIELDS, "top_logprobs": "logprobs", "prompt_logprobs": "logprobs", "n": n_name}
+    # What is compared is needed, even where nobody wants to see it.
+    logprobs = 0 if request.logprobs is None and chooses(request) else request.logprobs
+    return tuple(
+        Ask(
+            model=request.model,
+            prompt=prompt,
+            sampling=_sampling(request),
+            max_tokens=request.max_tokens,
+            stop=_stop(request.stop),
+            logprobs=logprobs,
+            n=count,
+            echo=request.echo,
+            prompt_logprobs=request.logprobs if request.echo else None,
+            fields={**fields, "text": name, "tokens": name, "tokens.ids": name},
+        )
+        for prompt, name in _prompts(request.prompt)
     )
 
 
-def texts_of(request: r.EmbeddingRequest) -> tuple[str, ...]:
-    """Return the texts to turn into vectors.
+def chooses(request: r.CompletionRequest) -> bool:
+    """Return whether more choices are made than are answered."""
+    return request.best_of is not None and request.best_of > (request.n or 1)
+
+
+def texts_of(request: r.EmbeddingRequest) -> str | tuple[str, ...]:
+    """Return the text, or the texts, to turn into vectors.
 
     Raises:
         BadField: tokens instead of texts.
     """
-    sent = [request.input] if isinstance(request.input, str) else request.input
-    texts = tuple(text for text in sent if isinstance(text, str))
-    if len(texts) < len(sent):
+    if isinstance(request.input, str):
+        return request.input
+    texts = tuple(text for text in request.input if isinstance(text, str))
+    if len(texts) < len(request.input):
         raise BadField("input", "texts, not tokens, in this version")
     return texts
 
 
-def _choices(n: int | None) -> int | None:
+def _choices(n: int | None, field: str = "n") -> int | None:
     """Return how many choices are asked for; as many are made room for before anybody is asked."""
     if n is not None and not 1 <= n <= config.CHOICES_MAX:
-        raise BadField("n", f"1 to {config.CHOICES_MAX}, not {n}")
+        raise BadField(field, f"1 to {config.CHOICES_MAX}, not {n}")
     return n
+
+
+def _candidates(request: r.CompletionRequest) -> int | None:
+    """Return how many choices of each prompt are made."""
+    answers = _choices(request.n)
+    if request.best_of is None:
+        return answers
+    if request.best_of < (answers or 1):
+        raise BadField("best_of", f"{request.best_of} is below n, {answers or 1}")
+    if request.stream and chooses(request):
+        raise BadField("best_of", "not with stream: what is best is known at the end")
+    return _choices(request.best_of, "best_of")
+
+
+def _check_stream(request: r.ChatRequest | r.CompletionRequest) -> None:
+    """Refuse what is said of a stream that is not asked for."""
+    if request.stream_options is not None and not request.stream:
+        raise BadField("stream_options", "needs stream to be true")
 
 
 def _tool_choice(sent: object) -> tuple[ToolChoice, str]:
@@ -123,19 +157,30 @@ def _tool_choice(sent: object) -> tuple[ToolChoice, str]:
     return ToolChoice.AUTO, ""
 
 
-def _prompt(prompt: r.Prompts | None) -> str | tuple[int, ...]:
-    match prompt:
-        case None:
+def _prompts(sent: r.Prompts | None) -> list[tuple[str | tuple[int, ...], str]]:
+    """Return the prompts, texts or token ids, each with the request's name of it."""
+    match sent:
+        case None | []:
             raise BadField("prompt", "is needed")
-        case str() | [str()]:
-            return prompt if isinstance(prompt, str) else str(prompt[0])
-        case [list(ids)]:
-            return tuple(ids)
+        case str():
+            return [(sent, "prompt")]
         case [int(), *_]:
-            ids = [token for token in prompt if isinstance(token, int)]
-            if len(ids) == len(prompt):
-                return tuple(ids)
-    raise BadField("prompt", f"one prompt a request in this version, not {len(prompt)}")
+            ids = tuple(token for token in sent if isinstance(token, int))
+            if len(ids) == len(sent):
+                return [(ids, "prompt")]
+        case _ if len(sent) > config.COMPLETION_PROMPTS_MAX:
+            limit = f"at most {config.COMPLETION_PROMPTS_MAX} prompts in a request"
+            raise BadField("prompt", f"{limit}, not {len(sent)}")
+        case [single]:
+            return [(_one_prompt(single), "prompt")]
+        case _ if len(set(map(type, sent))) == 1:
+            return [(_one_prompt(each), f"prompt[{i}]") for i, each in enumerate(sent)]
+    raise BadField("prompt", "texts, token ids, or lists of them: no mixture")
+
+
+def _one_prompt(sent: str | int | list[int]) -> str | tuple[int, ...]:
+    assert not isinstance(sent, int), "ids alone are one prompt"
+    return sent if isinstance(sent, str) else tuple(sent)
 
 
 def _sampling(request: r.ChatRequest | r.CompletionRequest) -> SamplingOptions:

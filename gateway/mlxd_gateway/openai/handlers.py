@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from array import array
+from collections.abc import Sequence
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -12,7 +13,7 @@ from starlette.routing import Route
 
 from mlxd import Completion, Model
 from mlxd_gateway.common.bodies import reader_of
-from mlxd_gateway.common.endpoints import client_of, embed_texts, generation_of
+from mlxd_gateway.common.endpoints import client_of, embed_texts, generation_of, source_of
 from mlxd_gateway.common.generation import under_any_name
 from mlxd_gateway.common.responses import (
     EVENT_STREAM,
@@ -23,7 +24,8 @@ from mlxd_gateway.common.responses import (
 )
 from mlxd_gateway.openai import answers as a
 from mlxd_gateway.openai import requests as r
-from mlxd_gateway.openai.asks import ask_chat, ask_completion, texts_of
+from mlxd_gateway.openai.asks import ask_chat, ask_completions, chooses, texts_of
+from mlxd_gateway.openai.choosing import choose
 
 _read_chat = reader_of(r.ChatRequest)
 _read_completion = reader_of(r.CompletionRequest)
@@ -46,15 +48,20 @@ async def complete_chat(request: Request) -> Response:
 async def complete_text(request: Request) -> Response:
     """POST /v1/completions."""
     body = await _read_completion(request)
-    generation = generation_of(request, ask_completion(body))
+    asks = ask_completions(body)
+    source = source_of(request, asks)
     head = a.Head(f"cmpl-{uuid4().hex}", body.model)
+    made = asks[0].n or 1
     if body.stream:
-        writer = a.CompletionWriter(head, usage=_wants_usage(body), choices=body.n or 1)
-        return await stream(
-            request, generation, writer, media_type=EVENT_STREAM, ping=ping_by_comment
-        )
-    events = await gather(request, generation)
-    return json_response(a.whole_completion(head, Completion.each_of(events)))
+        choices = made * len(asks)
+        writer = a.CompletionWriter(head, usage=_wants_usage(body), choices=choices)
+        return await stream(request, source, writer, media_type=EVENT_STREAM, ping=ping_by_comment)
+    completions = Completion.each_of(await gather(request, source))
+    answers: Sequence[Completion] = completions
+    if chooses(body):
+        shows = body.logprobs is not None
+        answers = choose(completions, made=made, kept=body.n or 1, shows_logprobs=shows)
+    return json_response(a.whole_completion(head, answers, made=completions))
 
 
 def _wants_usage(body: r.ChatRequest | r.CompletionRequest) -> bool:

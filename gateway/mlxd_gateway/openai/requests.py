@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT, honour, pass_over, turn_down
+from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
+from mlxd_shared import config
 
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
@@ -52,6 +53,9 @@ class File(msgspec.Struct, tag="file"):
 
 Prompts = str | list[str | int | list[int]]
 """One text, several, or the same as token ids."""
+Inputs = (
+    str | Annotated[list[str | int | list[int]], msgspec.Meta(max_length=config.EMBED_TEXTS_MAX)]
+)
 Content = str | list[Text | Refusal | Image | Audio | File]
 
 
@@ -187,9 +191,11 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     top_p: float | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: (
+        Annotated[dict[str, float], msgspec.Meta(max_length=config.LOGIT_BIAS_MAX)] | None
+    ) = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | Stops | None = None
     max_tokens: int | None = None
     n: int | None = None
     user: Annotated[Raw, pass_over("names an end user to OpenAI")] = ABSENT
@@ -201,12 +207,17 @@ class _Sampling(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 class ChatRequest(_Sampling, kw_only=True):
     """POST /v1/chat/completions."""
 
-    messages: list[Developer | System | User | Assistant | Tool]
+    messages: Annotated[
+        list[Developer | System | User | Assistant | Tool],
+        msgspec.Meta(max_length=config.CHAT_MESSAGES_MAX),
+    ]
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     response_format: FormatText | FormatObject | FormatSchema | None = None
-    tools: list[FunctionTool] | None = None
+    tools: Annotated[list[FunctionTool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None = (
+        None
+    )
     tool_choice: (
         Literal["none", "auto", "required"] | ChosenTool | AllowedTools | ChosenCustom | None
     ) = None
@@ -242,21 +253,23 @@ class ChatRequest(_Sampling, kw_only=True):
 class CompletionRequest(_Sampling, kw_only=True):
     """POST /v1/completions."""
 
-    prompt: Annotated[Prompts | None, honour("one prompt a request")]
+    prompt: Annotated[
+        Prompts | None, honour(f"texts or lists of token ids, 1 to {config.COMPLETION_PROMPTS_MAX}")
+    ]
     logprobs: Annotated[int | None, honour("with so many of the best tokens, 0 to 20")] = None
-    best_of: Annotated[int | None, turn_down("every choice that is made is sent", neutral=(1,))] = (
-        None
-    )
-    echo: Annotated[bool | None, honour("with logprobs those of the prompt, too; one choice")] = (
-        None
-    )
+    best_of: Annotated[
+        int | None, honour("the likeliest by token, of up to 16 a prompt; above n not with stream")
+    ] = None
+    echo: Annotated[
+        bool | None, honour("with logprobs those of the prompt, too; one choice a prompt")
+    ] = None
     suffix: Annotated[str | None, turn_down("no model here fills in", neutral=("",))] = None
 
 
 class EmbeddingRequest(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """POST /v1/embeddings."""
 
-    input: Annotated[Prompts, honour("texts, not tokens")]
+    input: Annotated[Inputs, honour("texts, not tokens")]
     model: str = ""
     dimensions: int | None = None
     encoding_format: Literal["float", "base64"] | None = None

@@ -4,6 +4,7 @@ import grpc
 import warnings
 
 from mlxd.v1 import inference_pb2 as mlxd_dot_v1_dot_inference__pb2
+from mlxd.v1 import score_pb2 as mlxd_dot_v1_dot_score__pb2
 
 GRPC_GENERATED_VERSION = '1.80.0'
 GRPC_VERSION = grpc.__version__
@@ -58,8 +59,8 @@ class InferenceServiceStub(object):
                 _registered_method=True)
         self.Score = channel.unary_unary(
                 '/mlxd.v1.InferenceService/Score',
-                request_serializer=mlxd_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
-                response_deserializer=mlxd_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+                request_serializer=mlxd_dot_v1_dot_score__pb2.ScoreRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_score__pb2.ScoreResponse.FromString,
                 _registered_method=True)
 
 
@@ -126,8 +127,8 @@ def add_InferenceServiceServicer_to_server(servicer, server):
             ),
             'Score': grpc.unary_unary_rpc_method_handler(
                     servicer.Score,
-                    request_deserializer=mlxd_dot_v1_dot_inference__pb2.ScoreRequest.FromString,
-                    response_serializer=mlxd_dot_v1_dot_inference__pb2.ScoreResponse.SerializeToString,
+                    request_deserializer=mlxd_dot_v1_dot_score__pb2.ScoreRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_score__pb2.ScoreResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -265,8 +266,8 @@ class InferenceService(object):
             request,
             target,
             '/mlxd.v1.InferenceService/Score',
-            mlxd_dot_v1_dot_inference__pb2.ScoreRequest.SerializeToString,
-            mlxd_dot_v1_dot_inference__pb2.ScoreResponse.FromString,
+            mlxd_dot_v1_dot_score__pb2.ScoreRequest.SerializeToString,
+            mlxd_dot_v1_dot_score__pb2.ScoreResponse.FromString,
             options,
             channel_credentials,
             insecure,

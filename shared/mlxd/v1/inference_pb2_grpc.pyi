@@ -6,6 +6,7 @@ isort:skip_file
 from collections import abc as _abc
 from grpc import aio as _aio
 from mlxd.v1 import inference_pb2 as _inference_pb2
+from mlxd.v1 import score_pb2 as _score_pb2
 import abc as _abc_1
 import grpc as _grpc
 import sys
@@ -42,7 +43,7 @@ class InferenceServiceStub:
     Tokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]
     Detokenize: _grpc.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]
     Embed: _grpc.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]
-    Score: _grpc.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]
+    Score: _grpc.UnaryUnaryMultiCallable[_score_pb2.ScoreRequest, _score_pb2.ScoreResponse]
     """Returns how likely the model finds continuations of texts. Nothing is generated."""
 
 @_typing.type_check_only
@@ -59,7 +60,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
     Tokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.TokenizeRequest, _inference_pb2.TokenizeResponse]  # type: ignore[assignment]
     Detokenize: _aio.UnaryUnaryMultiCallable[_inference_pb2.DetokenizeRequest, _inference_pb2.DetokenizeResponse]  # type: ignore[assignment]
     Embed: _aio.UnaryUnaryMultiCallable[_inference_pb2.EmbedRequest, _inference_pb2.EmbedResponse]  # type: ignore[assignment]
-    Score: _aio.UnaryUnaryMultiCallable[_inference_pb2.ScoreRequest, _inference_pb2.ScoreResponse]  # type: ignore[assignment]
+    Score: _aio.UnaryUnaryMultiCallable[_score_pb2.ScoreRequest, _score_pb2.ScoreResponse]  # type: ignore[assignment]
     """Returns how likely the model finds continuations of texts. Nothing is generated."""
 
 class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -101,9 +102,9 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
     @_abc_1.abstractmethod
     def Score(
         self,
-        request: _inference_pb2.ScoreRequest,
+        request: _score_pb2.ScoreRequest,
         context: _ServicerContext,
-    ) -> _typing.Union[_inference_pb2.ScoreResponse, _abc.Awaitable[_inference_pb2.ScoreResponse]]:
+    ) -> _typing.Union[_score_pb2.ScoreResponse, _abc.Awaitable[_score_pb2.ScoreResponse]]:
         """Returns how likely the model finds continuations of texts. Nothing is generated."""
 
 def add_InferenceServiceServicer_to_server(servicer: InferenceServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

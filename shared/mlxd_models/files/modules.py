@@ -46,6 +46,21 @@ def read_modules(source: Source) -> tuple[Module, ...] | None:
     return tuple(modules)
 
 
+def has_pooling(source: Source) -> bool:
+    """Return whether a model's files say how its texts become vectors. Blocks on the disk.
+
+    False where modules.json cannot be read: whoever asks for vectors is told.
+    """
+    files = files_of(source)
+    try:
+        modules = read_modules(files)
+    except InvalidModel:
+        return False
+    if modules is None:
+        return files.path_of(POOLING_FILE) is not None
+    return any(module.kind == POOLING for module in modules)
+
+
 def check_modules(source: Source) -> None:
     """Raise InvalidModel if a model's pooling is named, and missing. Blocks on the disk."""
     files = files_of(source)

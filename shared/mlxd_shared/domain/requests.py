@@ -202,6 +202,15 @@ class ScoredText:
 
 
 @dataclass(frozen=True, slots=True)
+class Reranking:
+    """A question to a reranker: whether a document answers this query."""
+
+    query: str
+    instruction: str = ""
+    """What a document is to be for the query; empty is left to the model."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScoreSpec:
     """Texts whose continuations are scored, checked for everything that needs no model."""
 
@@ -210,6 +219,8 @@ class ScoreSpec:
     parse_special_tokens: bool | None = None
     """Whether special tokens in texts are read as such; None: they are not."""
     worker_incarnation: str = ""
+    reranking: Reranking | None = None
+    """What is asked about each text, a document then; None: texts are read as they are."""
 
 
 @dataclass(frozen=True, slots=True)

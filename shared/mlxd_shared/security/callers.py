@@ -5,6 +5,7 @@ Invariants:
 - Without credentials that are known the answer is the same for every method and every reason. What
   a known key is not for is said.
 - A method without a scope of its own is for who manages.
+- A probe of health without credentials is refused as all are, but is nothing to warn of.
 """
 
 from __future__ import annotations
@@ -76,7 +77,8 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):
         headers = [str(value) for key, value in metadata if key == HEADER]
         caller = self._security.caller_of(headers[0] if len(headers) == 1 else "")
         if caller is None:
-            return refuse_unread(self._refuse)
+            is_probe = not headers and method.startswith(HEALTH_PREFIX)
+            return refuse_unread(_turn_away if is_probe else self._refuse)
         if method.startswith(OWN_PREFIX) and not caller.may(SCOPES.get(method, _MANAGE)):
             return refuse_unread(lambda context: self._deny(context, caller, method))
         current_caller.set(caller)  # each call has a task of its own
@@ -84,9 +86,13 @@ class CallerInterceptor(grpc.aio.ServerInterceptor):
 
     async def _refuse(self, context: Context) -> None:
         self._refusals.note(context.peer())
-        await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)
+        await _turn_away(context)
 
     async def _deny(self, context: Context, caller: Caller, method: str) -> None:
         assert caller.key is not None
         needed = " or ".join(sorted(SCOPES.get(method, _MANAGE)))
         await abort(context, NotAllowed(caller.key.name, f"calls that need the scope {needed}"))
+
+
+async def _turn_away(context: Context) -> None:
+    await context.abort(grpc.StatusCode.UNAUTHENTICATED, REFUSAL)

@@ -128,8 +128,17 @@ def _generate_violations(
         *_keep_alive_violations(pb.keep_alive, "keep_alive"),
         *duration_violations(pb.load_duration, "load_duration"),
         *duration_violations(pb.age, "age"),
-        *check_count("request_id", len(pb.request_id), config.REQUEST_ID_CHARS_MAX, "characters"),
+        *_id_violations(pb),
     ]
+
+
+def _id_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
+    """Return what is wrong with the id, behind which those of further choices have their number."""
+    most, length = config.REQUEST_ID_CHARS_MAX, len(pb.request_id)
+    if pb.n > 1:
+        most -= config.CHOICE_ID_CHARS
+        return check_count("request_id", length, most, "characters with n above 1")
+    return check_count("request_id", length, most, "characters")
 
 
 def _prompt_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:

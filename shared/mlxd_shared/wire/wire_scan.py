@@ -29,6 +29,8 @@ LONG_TEXTS_NBYTES: dict[str, int] = {
     "mlxd.v1.EmbedRequest.texts": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ScoredText.text": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ScoredText.continuations": 4 * config.PROMPT_CHARS_MAX,
+    "mlxd.v1.Reranking.query": 4 * config.PROMPT_CHARS_MAX,
+    "mlxd.v1.Reranking.instruction": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ContentPart.text": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ChatMessage.content": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ChatMessage.reasoning": 4 * config.PROMPT_CHARS_MAX,

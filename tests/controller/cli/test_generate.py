@@ -54,7 +54,7 @@ async def test_stats_tell_of_moves_and_near_ties() -> None:
 @pytest.mark.asyncio
 async def test_generate_sends_each_flag() -> None:
     """Every option arrives in its field, and a piped prompt loses its last newline only."""
-    async with serving(Answers(generate=replies.story())) as fake:
+    async with serving(Answers(generate=two_choices())) as fake:
         ran = await mlxd(
             "generate", "demo", "--max-tokens", "4", "--stop", "a", "--stop", "b c",
             "--stop-token-id", "7", "--ignore-eos", "--temperature", "0", "--top-k", "-1",
@@ -62,7 +62,7 @@ async def test_generate_sends_each_flag() -> None:
             "--repetition-penalty", "1.5", "--presence-penalty", "-0.5",
             "--frequency-penalty", "0.25", "--repeat-last-n", "-1", "--min-tokens", "2",
             "--xtc-probability", "0.5", "--xtc-threshold", "0.25", "--logprobs", "3",
-            "--speculate", "5",
+            "--n", "2", "--echo", "--prompt-logprobs", "4", "--speculate", "5",
             "--priority", "-3", "--keep-alive", "-1", "--request-id", "mine", "--no-migrate",
             "--address", fake.address,
             piped="one\ntwo\n\n",
@@ -70,6 +70,7 @@ async def test_generate_sends_each_flag() -> None:
         request = only(fake, inference_pb2.GenerateRequest)
 
     assert ran.code == 0
+    assert (request.n, request.echo, request.prompt_logprobs) == (2, True, 4)
     assert (request.model, request.text) == ("demo", "one\ntwo\n")
     assert (request.max_tokens, list(request.stop)) == (4, ["a", "b c"])
     assert (list(request.stop_token_ids), request.ignore_eos) == ([7], True)
@@ -132,6 +133,50 @@ async def test_generate_shows_log_probabilities_a_token_a_line() -> None:
     assert programs.objects[1]["logprobs"] == [
         {"chosen": {"token_id": 2, "logprob": -1.25, "text_bytes": [0xE3]}, "top": []}
     ]
+
+
+def two_choices() -> list[inference_pb2.GenerateResponse]:
+    """A stream of two choices, of which the second comes and ends first."""
+    responses = []
+    for choice, text in ((1, "sea"), (0, "king"), (1, None), (0, None)):
+        message = replies.last(1) if text is None else replies.delta(0, text, 1)
+        message.choice = choice
+        if text is not None:
+            message.request_id, message.model_digest = "r-1", replies.DIGEST
+        responses.append(message)
+    return responses
+
+
+@pytest.mark.asyncio
+async def test_choices_are_printed_one_behind_the_other() -> None:
+    """In their order, however they come; each has its summary, and programs see what came."""
+    async with serving(Answers(generate=two_choices())) as fake:
+        command = ("generate", "demo", "x", "-n", "2", "--address", fake.address)
+        ran = await mlxd(*command, "--stats")
+        programs = await mlxd(*command, "--json")
+        many = await mlxd("generate", "demo", "x", "--n", "17", "--address", fake.address)
+
+    assert (ran.code, ran.out) == (0, "--- choice 1 ---\nking\n--- choice 2 ---\nsea\n")
+    assert [line.partition(": 1 tokens")[0] for line in ran.err.splitlines()] == [
+        "choice 1", "choice 2",
+    ]  # fmt: skip
+    assert [each["choice"] for each in programs.objects] == [1, 0, 1, 0]
+    assert many.code == 2
+
+
+@pytest.mark.asyncio
+async def test_an_echoed_prompt_comes_first() -> None:
+    """As text before the text; its log-probabilities, and all others, are lines of their own."""
+    first, *rest = replies.story()
+    first.prompt.text = "hi"
+    first.prompt.logprobs.add(chosen=replies.logprob(2, -0.5, b"i"))
+    async with serving(Answers(generate=[first, *rest])) as fake:
+        ran = await mlxd("generate", "demo", "hi", "--echo", "--address", fake.address)
+    assert ran.out == "hi\n -0.5000 'i'\nOnce upon ä\n"
+    del first.prompt.logprobs[:]
+    async with serving(Answers(generate=[first, *rest])) as fake:
+        ran = await mlxd("generate", "demo", "hi", "--echo", "--address", fake.address)
+    assert ran.out == "hiOnce upon ä\n"
 
 
 @pytest.mark.asyncio

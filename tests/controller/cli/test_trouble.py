@@ -198,7 +198,9 @@ async def test_a_path_too_long_to_look_at_is_not_found() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("command", [("generate", "m"), ("embed", "m"), ("run", "m")])
+@pytest.mark.parametrize(
+    "command", [("generate", "m"), ("embed", "m"), ("score", "m", "a"), ("run", "m")]
+)
 async def test_a_standard_input_that_is_no_text_is_bad_usage(command: tuple[str, ...]) -> None:
     """Also where Python is told to take no such bytes for characters."""
     ran = await mlxd(*command, piped=b"a\xff", PYTHONIOENCODING="utf-8:strict")

@@ -11,7 +11,8 @@ from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.services.choices import merge, split
 from mlxd_controller.services.meter import Counts, Meter
-from mlxd_shared.domain.errors import InvalidRequest, WorkerLost
+from mlxd_shared import config
+from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, WorkerLost
 from mlxd_shared.ops.metrics import labels
 from tests.fakes.world import FakeClock
 from tests.support.calls import error_of
@@ -109,6 +110,38 @@ async def test_a_worker_is_asked_for_each_choice() -> None:
             assert isinstance(error, InvalidRequest)
             assert error.violations[0].field == field
         assert messages[-1].finish.reason == types_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.asyncio
+async def test_the_ids_of_all_choices_are_held() -> None:
+    """A request whose own id is that of another's choice is refused, either way round."""
+    for held, other, clash in (
+        (request(request_id="r", n=3), request(request_id="r.2"), "r.2"),
+        (request(request_id="r.1"), request(request_id="r", n=2), "r.1"),
+    ):
+        async with controller_stack() as stack:
+            stack.workers.script.endless = True
+            running = stack.inference.Generate(held)
+            await anext(aiter(running))
+            error = await error_of(stack.inference.Generate(other))
+            assert isinstance(error, DuplicateRequest)
+            assert error.request_id == clash
+            running.cancel()
+            await stack.runtime.unload("digest-a", grace_s=60.0, force=False)
+            stack.workers.script.endless = False
+            assert [message async for message in stack.inference.Generate(other)]
+
+
+@pytest.mark.asyncio
+async def test_an_id_has_room_for_the_choices_numbers() -> None:
+    """One that has none is refused by name; alone it is good."""
+    long = "a" * (config.REQUEST_ID_CHARS_MAX - len(".15"))
+    async with controller_stack() as stack:
+        assert await stack.generate(request_id=long, n=2)
+        assert await stack.generate(request_id=f"{long}b")
+        error = await error_of(stack.inference.Generate(request(request_id=f"{long}b", n=2)))
+        assert isinstance(error, InvalidRequest)
+        assert [each.field for each in error.violations] == ["request_id"]
 
 
 def last_of(prompt_tokens: int, tokens: int) -> inference_pb2.GenerateResponse:

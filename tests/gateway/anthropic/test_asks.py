@@ -94,9 +94,14 @@ def test_who_decides_on_calls() -> None:
         assert chat.parallel_tool_calls is None
         sent["disable_parallel_tool_use"] = True
         assert chat_of(tools=tools, tool_choice=sent).parallel_tool_calls is False
-    with pytest.raises(BadField) as refused:
-        chat_of(tools=tools, tool_choice={"type": "tool"})
-    assert "tool_choice.name" in str(refused.value.failure)
+    bad: list[dict[str, object]] = [
+        {"type": "tool"}, {"type": "auto", "name": "f"}, {"type": "any", "name": "f"},
+        {"type": "none", "name": ""},
+    ]  # fmt: skip
+    for sent in bad:
+        with pytest.raises(BadField) as refused:
+            chat_of(tools=tools, tool_choice=sent)
+        assert refused.value.failure.field == "tool_choice.name"
 
 
 def test_thinking_and_output() -> None:

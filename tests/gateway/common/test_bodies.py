@@ -5,11 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
+from mlxd_gateway.anthropic import requests as anthropic
 from mlxd_gateway.common.bodies import decode
 from mlxd_gateway.common.failures import FailureKind, Refused
-from mlxd_gateway.openai.requests import ChatRequest
+from mlxd_gateway.ollama import requests as ollama
+from mlxd_gateway.openai import requests as openai
+from mlxd_shared import config
 
-DECODER = msgspec.json.Decoder(ChatRequest)
+DECODER = msgspec.json.Decoder(openai.ChatRequest)
 CASES = [
     (b'{"messages": [], "temperature": "hot"}', "temperature", "expected `float | null`"),
     (b'{"messages": [{"role": "king", "content": ""}]}', "messages[0].role", "king"),
@@ -48,3 +51,46 @@ def test_what_is_no_json_is_refused(body: bytes) -> None:
     with pytest.raises(Refused) as caught:
         decode(DECODER, body)
     assert caught.value.failure.kind is FailureKind.INVALID
+
+
+TEXT = {"role": "user", "content": "a"}
+FUNCTION = {"function": {"name": "f"}}
+MANY: list[tuple[type[msgspec.Struct], str, dict[str, object]]] = [
+    (kind, name, body)
+    for kind, rest, tool in (
+        (openai.ChatRequest, {"messages": [TEXT]}, FUNCTION),
+        (anthropic.MessageRequest, {"messages": [TEXT], "max_tokens": 1}, {"name": "f"}),
+        (anthropic.CountRequest, {"messages": [TEXT]}, {"name": "f"}),
+        (ollama.ChatRequest, {"model": "m"}, FUNCTION),
+    )
+    for name, body in (
+        ("messages", {**rest, "messages": [TEXT] * (config.CHAT_MESSAGES_MAX + 1)}),
+        ("tools", {**rest, "tools": [tool] * (config.CHAT_TOOLS_MAX + 1)}),
+    )
+]
+STOPS = ["a"] * (config.STOP_STRINGS_MAX + 1)
+TEXTS = ["a"] * (config.EMBED_TEXTS_MAX + 1)
+BIASES = {str(index): 1 for index in range(config.LOGIT_BIAS_MAX + 1)}
+MANY += [
+    (openai.CompletionRequest, "stop", {"prompt": "a", "stop": STOPS}),
+    (openai.CompletionRequest, "logit_bias", {"prompt": "a", "logit_bias": BIASES}),
+    (openai.EmbeddingRequest, "input", {"input": TEXTS}),
+    (anthropic.MessageRequest, "stop_sequences",
+     {"messages": [], "max_tokens": 1, "stop_sequences": STOPS}),
+    (ollama.GenerateRequest, "options.stop", {"model": "m", "options": {"stop": STOPS}}),
+    (ollama.GenerateRequest, "keep_alive", {"model": "m", "keep_alive": "soon" * 99}),
+    (ollama.EmbedRequest, "input", {"model": "m", "input": TEXTS}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "field", "body"), MANY)
+def test_what_is_too_much_is_refused_at_the_door(
+    kind: type[msgspec.Struct], field: str, body: dict[str, object]
+) -> None:
+    """By the field's name and the bound, and without a word of what it holds."""
+    with pytest.raises(Refused) as caught:
+        decode(msgspec.json.Decoder(kind), msgspec.json.encode(body))
+    failure = caught.value.failure
+    assert failure.field == field
+    assert "of length <= " in failure.message
+    assert len(failure.message) < 100

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 
 from mlxd_gateway.anthropic import requests as anthropic
+from mlxd_gateway.cohere import requests as cohere
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.fates import (
     ABSENT,
@@ -64,7 +65,7 @@ def test_a_field_of_a_part_is_refused_by_its_path() -> None:
 
 REQUESTS = [
     kind
-    for requests in (openai, items, responses, anthropic, ollama)
+    for requests in (openai, items, responses, anthropic, ollama, cohere)
     for kind in vars(requests).values()
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct)
 ]

@@ -20,7 +20,8 @@ from mlxd import (
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.fates import refuse
 from mlxd_gateway.openai import requests as r
-from mlxd_gateway.openai.asks import ask_chat, ask_completion, texts_of
+from mlxd_gateway.openai.asks import ask_chat, ask_completions, chooses, texts_of
+from mlxd_shared import config
 
 T = TypeVar("T")
 TEXT = {"type": "text", "text": "a"}
@@ -120,12 +121,54 @@ def test_variables_of_a_template() -> None:
 
 
 def test_prompts_of_a_completion() -> None:
-    """A text, or token ids, alone or as the only entry of a list."""
-    prompts = [("a", "a"), (["a"], "a"), ([1, 2], (1, 2)), ([[1, 2]], (1, 2))]
+    """A text, or token ids, alone or in a list; each of several has its place as its name."""
+    prompts: list[tuple[Any, list[Any]]] = [
+        ("a", ["a"]), (["a"], ["a"]), ([1, 2], [(1, 2)]), ([[1, 2]], [(1, 2)]),
+        (["a", "b", "a"], ["a", "b", "a"]), ([[1], [2, 3]], [(1,), (2, 3)]),
+    ]  # fmt: skip
     for prompt, expected in prompts:
-        ask = ask_completion(read(r.CompletionRequest, {"prompt": prompt}))
-        assert ask.prompt == expected
-        assert {ask.rename(field) for field in ("text", "tokens", "tokens.ids")} == {"prompt"}
+        asks = ask_completions(read(r.CompletionRequest, {"prompt": prompt}))
+        assert [ask.prompt for ask in asks] == expected
+        for index, ask in enumerate(asks):
+            name = "prompt" if len(asks) == 1 else f"prompt[{index}]"
+            assert {ask.rename(field) for field in ("text", "tokens", "tokens.ids")} == {name}
+
+
+def test_the_best_of_several_are_compared() -> None:
+    """So many are made, with log-probabilities; as many as are answered are as `n` has them."""
+    cases: list[tuple[dict[str, Any], int | None, int | None, bool]] = [
+        ({}, None, None, False),
+        ({"n": 2}, 2, None, False),
+        ({"n": 2, "best_of": 2}, 2, None, False),
+        ({"best_of": 4}, 4, 0, True),
+        ({"n": 2, "best_of": 4, "logprobs": 3}, 4, 3, True),
+        ({"best_of": 1, "stream": True}, 1, None, False),
+    ]
+    for fields, made, logprobs, compares in cases:
+        request = read(r.CompletionRequest, {"prompt": "a", **fields})
+        (ask,) = ask_completions(request)
+        assert (ask.n, ask.logprobs, chooses(request)) == (made, logprobs, compares), fields
+        assert ask.rename("n") == ("best_of" if "best_of" in fields else "n")
+
+
+@pytest.mark.parametrize(
+    ("fields", "name"),
+    [
+        ({"n": 3, "best_of": 2}, "best_of"),
+        ({"best_of": 0}, "best_of"),
+        ({"best_of": 17}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"best_of": 2, "echo": True}, "echo"),
+        ({"n": 2, "echo": True}, "echo"),
+        ({"n": 17, "best_of": 17}, "n"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_choices_that_cannot_be_made_are_refused(fields: dict[str, Any], name: str) -> None:
+    """By the name of the field."""
+    with pytest.raises(BadField) as caught:
+        ask_completions(read(r.CompletionRequest, {"prompt": "a", **fields}))
+    assert caught.value.failure.field == name
 
 
 REFUSED = [
@@ -136,6 +179,8 @@ REFUSED = [
                               "reasoning_effort": "low"}),
     ("response_format.json_schema.schema",
      {"messages": [USER], "response_format": NO_SCHEMA}),
+    ("stream_options", {"messages": [USER], "stream_options": {"include_usage": True}}),
+    ("stream_options", {"messages": [USER], "stream_options": {}, "stream": False}),
     ("messages[0].reasoning",
      {"messages": [{"role": "assistant", "reasoning": "a", "reasoning_content": "b"}]}),
 ]  # fmt: skip
@@ -149,11 +194,14 @@ def test_what_contradicts_itself_is_refused(field: str, body: dict[str, Any]) ->
     assert caught.value.failure.field == field
 
 
-@pytest.mark.parametrize("prompt", [None, [], ["a", "b"], [[1], [2]], [1, "a"]])
+MANY = ["a"] * (config.COMPLETION_PROMPTS_MAX + 1)
+
+
+@pytest.mark.parametrize("prompt", [None, [], [1, "a"], ["a", 1], ["a", [1]], [[1], 1], MANY])
 def test_other_prompts_are_refused(prompt: Any) -> None:
-    """One prompt a request, and no mixture."""
+    """None, too many, and mixtures."""
     with pytest.raises(BadField) as caught:
-        ask_completion(read(r.CompletionRequest, {"prompt": prompt}))
+        ask_completions(read(r.CompletionRequest, {"prompt": prompt}))
     assert caught.value.failure.field == "prompt"
 
 

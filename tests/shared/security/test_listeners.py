@@ -227,6 +227,21 @@ async def test_refusals_are_logged_together(pki: Pki) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_probe_without_credentials_is_nothing_to_warn_of(pki: Pki) -> None:
+    """It is refused like all; with credentials that nobody knows it is told of."""
+    files = ListenerFiles(token_file=pki.files.token_file)
+    stranger = ChannelSecurity(token_file=pki.stranger.token_file)
+    lines_by_caller = []
+    for security in (PLAIN, stranger):
+        with capture_logs() as lines:
+            async with serving(files) as (address, _), channel(address, security) as client:
+                with pytest.raises(grpc.aio.AioRpcError, match=bearer.REFUSAL):
+                    await ask(client, method="/grpc.health.v1.Health/Check", body=b"")
+        lines_by_caller.append([line["event"] for line in lines])
+    assert lines_by_caller == [[], ["calls without valid credentials"]]
+
+
+@pytest.mark.asyncio
 async def test_the_typed_client_carries_the_security(pki: Pki) -> None:
     """The public client takes the same files, and its refusal is an error that says so."""
     async with serving(pki.files) as (address, _):

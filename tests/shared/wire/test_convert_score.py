@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
-from mlxd.v1 import inference_pb2 as pb
+from mlxd.v1 import score_pb2 as pb
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.domain.requests import ScoredText, ScoreSpec
+from mlxd_shared.domain.requests import Reranking, ScoredText, ScoreSpec
 from mlxd_shared.wire.convert_score import score_from_pb
 
 GOOD = pb.ScoredText(text="a", continuations=["b", "c"])
@@ -20,6 +22,8 @@ def test_texts_arrive_as_they_were_sent() -> None:
     parsed = pb.ScoreRequest(texts=[GOOD], parse_special_tokens=True, worker_incarnation="w")
     assert score_from_pb(parsed) == ScoreSpec("", spec.texts, True, "w")
     assert score_from_pb(pb.ScoreRequest(), is_checked=True).texts == ()
+    judged = pb.ScoreRequest(texts=[GOOD], reranking=pb.Reranking(query="q", instruction="i"))
+    assert score_from_pb(judged).reranking == Reranking("q", "i")
 
 
 @pytest.mark.parametrize(
@@ -41,4 +45,22 @@ def test_what_cannot_be_scored_is_refused_by_name(texts: list[pb.ScoredText], fi
     """The first that is wrong is told with its place."""
     with pytest.raises(InvalidRequest) as caught:
         score_from_pb(pb.ScoreRequest(texts=texts))
+    assert [violation.field for violation in caught.value.violations] == [field]
+
+
+@pytest.mark.parametrize(
+    ("reranking", "fields", "field"),
+    [
+        (pb.Reranking(), {}, "reranking.query"),
+        (pb.Reranking(query="a" * config.PROMPT_CHARS_MAX), {}, "texts"),
+        (pb.Reranking(query="a", instruction="b" * config.PROMPT_CHARS_MAX), {}, "texts"),
+        (pb.Reranking(query="a"), {"parse_special_tokens": True}, "parse_special_tokens"),
+    ],
+)
+def test_a_question_that_makes_no_sense_is_refused_by_name(
+    reranking: pb.Reranking, fields: dict[str, Any], field: str
+) -> None:
+    """Its characters count with those of the texts; what is spelled never steers."""
+    with pytest.raises(InvalidRequest) as caught:
+        score_from_pb(pb.ScoreRequest(texts=[GOOD], reranking=reranking, **fields))
     assert [violation.field for violation in caught.value.violations] == [field]

@@ -15,7 +15,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
-from mlxd.v1 import inference_pb2, model_pb2, worker_pb2
+from mlxd.v1 import inference_pb2, model_pb2, score_pb2, worker_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.wire.convert import generate_from_pb, load_from_pb
@@ -47,7 +47,7 @@ UNBOUND = {"tokens.ids", "resume_token_ids", "sampling.logit_bias"}
 CHECKS: dict[type[Message], Callable[..., object]] = {
     inference_pb2.GenerateRequest: generate_from_pb,
     inference_pb2.EmbedRequest: embed_from_pb,
-    inference_pb2.ScoreRequest: score_from_pb,
+    score_pb2.ScoreRequest: score_from_pb,
     inference_pb2.TokenizeRequest: text_of,
     model_pb2.LoadModelRequest: lambda pb: load_from_pb(pb.options),
     worker_pb2.LoadRequest: job_from_pb,

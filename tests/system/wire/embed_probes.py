@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from typing import Any
 
-from mlxd.v1 import inference_pb2
+from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_shared.domain.errors import InvalidRequest
+from tests.system.wire.model_probes import get, load
 from tests.system.wire.probe import Probes, Wire, refusal
 
 PROBES = Probes()
@@ -43,3 +45,16 @@ async def texts_become_vectors(wire: Wire) -> None:
         request = inference_pb2.EmbedRequest(model=wire.model, **fields)
         error = await refusal(wire.inference.Embed(request))
         assert isinstance(error, InvalidRequest)
+    assert not (await get(wire, wire.model)).has_pooling
+
+
+@covering()
+async def a_pooling_is_shown(wire: Wire) -> None:
+    """A model whose files say how texts become vectors was made for it."""
+    folder = wire.folder.with_name("pooled")
+    shutil.copytree(wire.folder, folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "1_Pooling" / "config.json").write_text('{"pooling_mode": "mean"}')
+    request = model_pb2.LoadModelRequest(model=str(folder), validate_only=True)
+    (only,) = await load(wire, request)
+    assert only.model.has_pooling

@@ -3,6 +3,8 @@
 Invariants:
 - A text and its continuation are read together; what is scored begins with the first token in which
   they differ from the text alone, so that a token across both is scored whole.
+- A document that a reranker is asked about is rendered, and a continuation begins the answer: its
+  tokens are its own.
 - At most EMBED_STREAMS_MAX continuations of a request are with the engine at once, in turn with
   everybody else's streams. What the continuations of a text have in common is evaluated once.
 - Whoever leaves has its streams cancelled.
@@ -18,8 +20,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest, NoChatTemplate
 from mlxd_shared.domain.requests import DEFAULTS, Score, ScoreSpec, resolve
+from mlxd_worker.chat.reranking import question_about
 from mlxd_worker.engine.request import PositionLogprobs, Submit
 from mlxd_worker.front.prompting import check_ids, check_length
 from mlxd_worker.front.worker import Worker
@@ -51,15 +54,17 @@ async def score(
 
     Raises:
         InvalidRequest: a text that this model cannot read whole, or before which it has no token.
+        NoChatTemplate, InvalidModel: a reranker is asked, which the model's files have no form for.
         QueueFull: too many streams wait.
         MlxdError: whatever ended a continuation's stream.
     """
     deadline_s = None if left_s is None else time.monotonic() + left_s
     turns = asyncio.Semaphore(config.EMBED_STREAMS_MAX)
+    read = _prompts if spec.reranking is None else _answers
     prompts = [
         prompt
         for index in range(len(spec.texts))
-        for prompt in await _prompts(worker, spec, loaded, index)
+        for prompt in await read(worker, spec, loaded, index)
     ]
 
     async def score_one(prompt: _Prompt) -> Score:
@@ -118,6 +123,36 @@ async def _prompts(worker: Worker, spec: ScoreSpec, loaded: Loaded, index: int) 
         if begin < 1:
             raise InvalidRequest.of(f"{place}.text", "no token stands before what is scored")
         prompts.append(_Prompt(ids, begin))
+    return prompts
+
+
+async def _answers(worker: Worker, spec: ScoreSpec, loaded: Loaded, index: int) -> list[_Prompt]:
+    """Return the question about a document, with each beginning of its answer."""
+    assert spec.reranking is not None, "no reranker is asked"
+    if loaded.chat is None:
+        raise NoChatTemplate(loaded.job.name)
+    scored, place = spec.texts[index], f"texts[{index}]"
+    chars = len(scored.text) + len(spec.reranking.query) + len(spec.reranking.instruction)
+    check_length(chars, loaded, field=f"{place}.text")
+    chat = question_about(scored.text, spec.reranking, loaded.chat.template.text)
+    try:
+        question = (await worker.chats.render(loaded.chat, chat, worker.tokens)).ids
+    except InvalidRequest as error:  # which names a field of the conversation
+        problems = "; ".join(each.description for each in error.violations)
+        raise InvalidRequest.of(f"{place}.text", f"the question about it: {problems}") from error
+    prompts = []
+    for number, continuation in enumerate(scored.continuations):
+        field = f"{place}.continuations[{number}]"
+        check_length(len(continuation), loaded, field=field)
+        answer = await worker.tokens.encode(
+            loaded.tokenizer, continuation, field=field, kind="score", begin_text=False
+        )
+        if not question or not answer:
+            raise InvalidRequest.of(field, "it has no tokens behind those of the question")
+        ids = check_ids(
+            [*question, *answer], loaded, field=f"{place}.text", what="question about it"
+        )
+        prompts.append(_Prompt(ids, len(question)))
     return prompts
 
 

@@ -17,7 +17,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Final
 
-from mlxd.v1 import inference_pb2, types_pb2
+from mlxd.v1 import inference_pb2, score_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_TO_PB, generate_from_pb
@@ -120,15 +120,15 @@ class InferenceServicer:
         )
 
     async def Score(
-        self, request: inference_pb2.ScoreRequest, context: Context
-    ) -> inference_pb2.ScoreResponse:
+        self, request: score_pb2.ScoreRequest, context: Context
+    ) -> score_pb2.ScoreResponse:
         """Return how likely the model finds continuations."""
         spec = await run_paced(score_from_pb, request, is_checked=is_checked())
         self._worker.check_incarnation(spec.worker_incarnation)
         loaded = self._worker.admit(spec.model)
         done = await score(self._worker, spec, loaded, left_s=context.time_remaining())
-        return inference_pb2.ScoreResponse(
-            scores=[write(each, inference_pb2.Score) for each in done.scores],
+        return score_pb2.ScoreResponse(
+            scores=[write(each, score_pb2.Score) for each in done.scores],
             prompt_tokens=done.prompt_tokens,
             model_digest=loaded.job.digest,
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Coroutine, Sequence
 from typing import Annotated, Any
 
@@ -12,7 +11,7 @@ from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.commands.generate import ModelName
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, read_piped, usage_error
+from mlxd_controller.cli.outcome import ExitCode, read_lines
 from mlxd_controller.cli.security import Server
 from mlxd_shared.config import EMBED_TEXTS_MAX
 from mlxd_shared.domain.requests import Pooling
@@ -53,7 +52,7 @@ def embed(
     where: Server,
 ) -> Coroutine[Any, Any, ExitCode]:
     """Print one vector per line, one for each text; loads the model if necessary."""
-    texts = text or _lines()  # before the event loop, which Ctrl-C cancels and no more
+    texts = text or read_lines("no text")  # before the event loop, which Ctrl-C cancels and no more
 
     async def ask() -> ExitCode:
         async with where.client() as client:
@@ -70,17 +69,6 @@ def embed(
         return ExitCode.OK
 
     return ask()
-
-
-def _lines() -> list[str]:
-    if sys.stdin.isatty():
-        usage_error("no text: give it as an argument, or pipe in lines")
-    lines = read_piped().split("\n")
-    if not lines[-1]:  # behind the last newline
-        lines.pop()
-    if not lines:
-        usage_error("no text: the standard input is empty")
-    return lines
 
 
 def _print(vector: Sequence[float], *, as_json: bool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -14,11 +14,12 @@ from mlxd.answers import Delta, Finished
 from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
+from mlxd_controller.cli.commands.printing import ChoicePrinter
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, usage_error
 from mlxd_controller.cli.security import Server
+from mlxd_shared.config import CHOICES_MAX
 from mlxd_shared.domain.requests import FinishReason
-from mlxd_shared.ops.terminal import without_steering
 
 ModelName = Annotated[
     str,
@@ -61,6 +62,28 @@ class Ask:
             metavar="N",
             help="Print a line a token instead: its log-probability, and the N (0 to 20) best"
             " tokens.",
+        ),
+    ] = None
+    n: Annotated[
+        int | None,
+        typer.Option(
+            "--n",
+            "-n",
+            min=1,
+            max=CHOICES_MAX,
+            metavar="N",
+            help="Make N completions and print one behind the other.  [default: 1]",
+        ),
+    ] = None
+    echo: Annotated[
+        bool, typer.Option("--echo", help="Print the prompt first, as the model reads it.")
+    ] = False
+    prompt_logprobs: Annotated[
+        int | None,
+        typer.Option(
+            metavar="N",
+            help="Print a line for each of the prompt's tokens but the first, before the rest: as"
+            " --logprobs does.",
         ),
     ] = None
     speculate: Annotated[
@@ -115,6 +138,9 @@ def generate(
                 ignore_eos=True if ask.ignore_eos else None,
                 min_tokens=ask.min_tokens,
                 logprobs=ask.logprobs,
+                n=ask.n,
+                echo=True if ask.echo else None,
+                prompt_logprobs=ask.prompt_logprobs,
                 speculation_depth=ask.speculate,
                 response_format=chosen,
                 priority=ask.priority,
@@ -122,8 +148,10 @@ def generate(
                 request_id=ask.request_id,
                 migrate=False if ask.no_migrate else None,
             )
-            finished = await _show(stream, by_token=ask.logprobs is not None, as_json=as_json)
-        return conclude(finished, "stream", stats=stats)
+            finished = await _show(
+                stream, ask.n or 1, by_token=ask.logprobs is not None, as_json=as_json
+            )
+        return _conclude_all(finished, stats=stats)
 
     return complete()
 
@@ -136,27 +164,38 @@ def _prompt(argument: str | None) -> str:
     return read_piped().removesuffix("\n")
 
 
-async def _show(stream: Stream[Delta | Finished], *, by_token: bool, as_json: bool) -> Finished:
-    finished: Finished | None = None
-    shown, watched = "", sys.stdout.isatty()
+async def _show(
+    stream: Stream[Delta | Finished], choices: int, *, by_token: bool, as_json: bool
+) -> list[Finished]:
+    """Print a stream as it comes; return the ends of its choices, in their order."""
+    ends: dict[int, Finished] = {}
+    printer = ChoicePrinter(choices, by_token=by_token)
     async with stream:
         try:
             async for event in stream:
                 if as_json:
                     show.json_line(event)
-                elif isinstance(event, Delta):
-                    text = show.logprobs(event) if by_token else event.text
-                    text = without_steering(text) if watched else text
-                    typer.echo(text, nl=False)
-                    shown = text or shown
+                else:
+                    printer.note(event)
                 if isinstance(event, Finished):
-                    finished = event
+                    ends[event.choice] = event
         finally:
             # The shell's prompt, and an error, begin on a line of their own.
-            if shown and not shown.endswith("\n"):
-                typer.echo()
-    assert finished is not None  # the stream would have raised
-    return finished
+            printer.end_line()
+    assert ends  # the stream would have raised
+    return [ends[choice] for choice in sorted(ends)]
+
+
+def _conclude_all(ends: Sequence[Finished], *, stats: bool) -> ExitCode:
+    """Tell on stderr how each choice ended; return the worst exit code."""
+    if len(ends) == 1:
+        return conclude(ends[0], "stream", stats=stats)
+    codes = []
+    for number, end in enumerate(ends, start=1):
+        if stats:
+            typer.echo(f"choice {number}: {summary(end)}", err=True)
+        codes.append(conclude(end, f"stream of choice {number}", stats=False))
+    return max(codes)
 
 
 def conclude(finished: Finished, what: str, *, stats: bool) -> ExitCode:

@@ -1,0 +1,1 @@
+"""Reranking as Cohere's and Jina's clients ask for it."""
