@@ -146,4 +146,3 @@ def shell_lines(wiring: Wiring, command: Sequence[str], key: str) -> list[str]:
         f"export {wiring.key_variable}={key}",
         shlex.join(command),
     ]
-

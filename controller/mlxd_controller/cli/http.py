@@ -1,6 +1,4 @@
-"""The HTTP gateway on the command line: `mlxd serve --http`, what `mlxd gateway` shares, and how
-the line of `mlxd launch` is read.
-"""
+"""The HTTP gateway on the command line: `mlxd serve`, `mlxd gateway` and `mlxd launch`."""
 
 from __future__ import annotations
 

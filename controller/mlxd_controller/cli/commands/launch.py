@@ -150,6 +150,7 @@ class Gateway:
         except urllib.error.HTTPError as error:
             error.close()
             self._judge(error.code)
+            return None
         except (OSError, http.client.HTTPException, ValueError) as error:
             reason = getattr(error, "reason", error)
             leave(
