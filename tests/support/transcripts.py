@@ -4,7 +4,7 @@ Nothing in them is anybody's: texts are drawn at random, the forms are those of 
 
 - "marked": the head has a billing header that is another each time; the system says after each
   result how many tokens are left, and now and then more; what it has said stays in its place.
-- "counting": what is left stands in the head, and is another each time; so is the time.
+- "counting": what is left stands in the head, and is another each time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,20 @@ from typing import Any, Literal
 Body = dict[str, Any]
 Style = Literal["marked", "counting"]
 MODEL = "claude-sonnet-4-5"
-WORDS = "the a file test of line turn value reads writes check engine cache token row queue".split()
+WORDS = (
+    "the",
+    "a",
+    "file",
+    "test",
+    "line",
+    "turn",
+    "value",
+    "reads",
+    "check",
+    "engine",
+    "cache",
+    "row",
+)
 TOOLS = ("Read", "Edit", "Bash", "Grep")
 HEAD_WORDS, RESULT_WORDS, THOUGHT_WORDS = 1200, 70, 12
 QUESTIONS_EVERY, NUDGES_EVERY = 11, 7
@@ -54,8 +67,7 @@ def _system(head: str, *, style: Style, turn: int, left: int, today: str) -> Ite
         fields = f"cc_version=2.1.280.{turn:03x}; cc_entrypoint=cli; cch={turn * 7919:05x};"
         yield _text(f"x-anthropic-billing-header: {fields}")
     yield _text("You are an agent for work on programs, at a command line.")
-    clock = "" if style == "marked" else f"\nCurrent time: 12:{turn:02d}:00"
-    yield _text(f"<env>\nPlatform: linux\nToday's date: {today}{clock}\n</env>\n{head}")
+    yield _text(f"<env>\nPlatform: linux\nToday's date: {today}\n</env>\n{head}")
     if style == "counting":
         yield _text(_left(left))
 

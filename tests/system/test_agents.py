@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import shutil
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -57,8 +58,9 @@ async def play(web: Web, bodies: Sequence[Body]) -> list[Turn]:
 
 def count_again(turns: Sequence[Turn]) -> list[int]:
     """Return how many tokens each turn but the first evaluated beside its new ones."""
-    pairs = zip(turns, turns[1:], strict=False)
-    return [turn.evaluated - (turn.prompt - before.prompt) for before, turn in pairs]
+    return [
+        turn.evaluated - (turn.prompt - before.prompt) for before, turn in itertools.pairwise(turns)
+    ]
 
 
 @pytest.mark.asyncio

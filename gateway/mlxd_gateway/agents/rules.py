@@ -88,6 +88,7 @@ def _keep_in_place(placed: Sequence[Placed]) -> Sequence[Placed]:
         elif begun == len(kept) - 1 and begun >= head and _is_plain_user(message):
             said, known = kept[-1]
             kept[-1] = (replace(message, content=join(said.content, message.content)), known)
+            begun = -1
         else:
             kept.append((message, place))
     return kept
@@ -236,5 +237,6 @@ KEEP_THINKING = Rule(
     "sets `clear_thinking` to false and `preserve_thinking` to true, for templates that would drop"
     " the reasoning of earlier turns",
 )
-OF_ANY_API = (BILLING_HEADER, DATE, CLOCK, TOKENS_LEFT, REMINDERS, KEEP_THINKING)
+OF_ANY_API = (DATE, CLOCK, TOKENS_LEFT, BILLING_HEADER, REMINDERS, KEEP_THINKING)
+"""In the order in which they apply: what one leaves, no rule before it would have recognised."""
 OF_ANTHROPIC = (LATE_SYSTEM, *OF_ANY_API)

@@ -21,7 +21,7 @@ from tests.support.cli import Ran, mlxd
 
 TOKEN = "t" * 32
 SHOW = """#!/bin/sh
-env | grep -E '^(ANTHROPIC|CLAUDE|OPENCODE|MLXD_API|NODE_EXTRA|CODEX)' | sort
+env | grep -E '^(ANTHROPIC|CLAUDE|OPENCODE|MLXD_API|CODEX)' | sort
 for argument in "$@"; do echo "argument $argument"; done
 exit 7
 """
@@ -123,6 +123,7 @@ async def test_codex(path: str, tmp_path: Path) -> None:
         ran = await mlxd("--token-file", str(tmp_path / "token"), *line, PATH=path)
     variables, arguments = lines_of(ran)
     assert variables == {KEY: TOKEN}
+    assert "every user can read" in ran.err
     assert arguments[-2:] == ["exec", "hi"]
     assert arguments[:-2:2] == ["-c"] * 6
     assert arguments[1:-2:2] == [

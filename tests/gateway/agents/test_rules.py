@@ -193,8 +193,8 @@ def test_a_turn_only_appends(before: list[ChatMessage], turn: list[ChatMessage])
     """
     head, question = system(f"{HEADER}\na\n{TODAY}\n{LEFT}"), user("q")
     later = system(f"{HEADER.replace('fa690', '00000')}\na\n{TODAY}\n{LEFT.replace('9', '8')}")
-    now = settle(head, question, *before)
-    then = settle(later, question, *before, ANSWER, *turn)
+    said = (question, *before, user("now"))
+    now, then = settle(head, *said), settle(later, *said, ANSWER, *turn, user("then"))
     assert then[: len(now) - 1] == now[:-1]
 
 

@@ -32,6 +32,7 @@ from mlxd_controller.cli.http import rest_of_line
 from mlxd_controller.cli.outcome import ExitCode, leave, report, usage_error
 from mlxd_shared import config
 from mlxd_shared.domain.errors import BadCredentials
+from mlxd_shared.ops import logs
 from mlxd_shared.security.tokens import read_token, secret_in
 
 ANSWER_S = 10.0
@@ -69,6 +70,7 @@ def launch(
 
     Needs a gateway, such as `mlxd serve --http` starts.
     """
+    logs.configure(level="warning")  # on stderr: what is printed is for a shell
     root = context.find_root().params
     tls_ca, token_file = tls_ca or root["tls_ca"], token_file or root["token_file"]
     try:
