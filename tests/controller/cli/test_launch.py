@@ -50,7 +50,7 @@ class _Gateway(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body)
 
-    def log_message(self, *_: Any) -> None:
+    def log_message(self, *_: Any, **__: Any) -> None:
         """Say nothing."""
 
 
@@ -203,7 +203,7 @@ async def test_a_gateway_with_a_token_says_so() -> None:
 def test_authorities_are_handed_on() -> None:
     """In the variable that each tool reads."""
     target = Target("https://h:1", "m", ("m",), "/ca.pem")
-    found = {name: agent.wire(target).variables for name, agent in AGENTS.items()}
-    assert found["codex"] == {"CODEX_CA_CERTIFICATE": "/ca.pem"}
+    variables = {name: agent.wire(target).variables for name, agent in AGENTS.items()}
+    assert variables["codex"] == {"CODEX_CA_CERTIFICATE": "/ca.pem"}
     for name in ("claude", "opencode"):
-        assert found[name]["NODE_EXTRA_CA_CERTS"] == "/ca.pem"
+        assert variables[name]["NODE_EXTRA_CA_CERTS"] == "/ca.pem"
