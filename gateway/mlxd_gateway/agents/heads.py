@@ -9,7 +9,7 @@ import itertools
 import re
 
 HEAD_CHARS_MAX = 1 << 18
-"""Of a message: in a longer one nothing is looked for, so that no request takes others' time."""
+"""In a longer head nothing is looked for, so that no request takes others' time."""
 _BLANKS = "[ \t]*"
 _DATE = (
     r"(?:\d{4}-\d\d-\d\d|\d{1,2}/\d{1,2}/\d{4}"
@@ -33,7 +33,7 @@ TOKENS_LEFT = _line(r"<total_tokens>\d{1,12} tokens left</total_tokens>")
 
 def take_lines(text: str, form: re.Pattern[str]) -> tuple[str, tuple[str, ...]]:
     """Return a text without the lines of a form, and these lines in their order."""
-    if len(text) > HEAD_CHARS_MAX or form.search(text) is None:
+    if form.search(text) is None:
         return text, ()
     lines = text.split("\n")
     taken = tuple(line.strip() for line in lines if form.fullmatch(line))
@@ -42,8 +42,4 @@ def take_lines(text: str, form: re.Pattern[str]) -> tuple[str, tuple[str, ...]]:
 
 def drop_first_lines(text: str, form: re.Pattern[str]) -> str:
     """Return a text without those of its first lines that are of a form."""
-    first, _, _ = text.partition("\n")
-    if len(text) > HEAD_CHARS_MAX or not form.fullmatch(first):
-        return text
-    lines = text.split("\n")
-    return "\n".join(itertools.dropwhile(form.fullmatch, lines))
+    return "\n".join(itertools.dropwhile(form.fullmatch, text.split("\n")))

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+
 BEGIN, END = "<system-reminder>", "</system-reminder>"
+_WORD = re.compile(r"\S")
 
 
 def remind(text: str) -> str:
@@ -13,17 +16,12 @@ def remind(text: str) -> str:
 def is_reminder(text: str) -> bool:
     """Return whether a text is reminders and nothing else; takes time in proportion to it."""
     position = 0
-    while True:
-        while text[position : position + 1].isspace():
-            position += 1
-        if position == len(text):
-            return bool(text) and not text.isspace()
-        if not text.startswith(BEGIN, position):
-            return False
-        end = text.find(END, position)
-        if end < 0:
+    while (word := _WORD.search(text, position)) is not None:
+        end = text.find(END, word.start())
+        if end < 0 or not text.startswith(BEGIN, word.start()):
             return False
         position = end + len(END)
+    return position > 0
 
 
 def join(*texts: str) -> str:

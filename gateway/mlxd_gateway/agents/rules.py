@@ -15,7 +15,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from mlxd import Chat, ChatMessage
 from mlxd_gateway.agents import heads
@@ -71,46 +71,57 @@ def _keep_thinking(chat: Chat) -> Chat:
     return replace(chat, variables_json=json.dumps({**sent, **KEPT_THINKING}))
 
 
+@dataclass(slots=True)
+class _Run:
+    """A message, and texts that are to follow its own; joined once, however many they are."""
+
+    message: ChatMessage
+    place: str
+    texts: list[str] = field(default_factory=list)
+    is_reminder: bool = False
+    """Whether it is a user's that was made here; the user's own words join it."""
+
+    def close(self) -> Placed:
+        """Return it as one message."""
+        if not self.texts:
+            return self.message, self.place
+        return _extend((self.message, self.place), *self.texts)
+
+
 def _keep_in_place(placed: Sequence[Placed]) -> Sequence[Placed]:
     """Have what the system says in the middle be said there, whatever the template does with it."""
     head = _head_length(placed)
-    kept: list[Placed] = list(placed[:head])
-    begun = -1
-    """The index of a user's message that is a reminder so far; a user's own words join it."""
+    runs: list[_Run] = []
     for message, place in placed[head:]:
         if message.role in OF_SYSTEM and not message.parts:
-            reminder = remind(message.content) if message.content else ""
-            if len(kept) > head and _takes_text(kept[-1][0]):
-                kept[-1] = _extend(kept[-1], reminder)
-            else:
-                begun = len(kept)
-                kept.append((ChatMessage("user", reminder), place))
-        elif begun == len(kept) - 1 and begun >= head and _is_plain_user(message):
-            said, known = kept[-1]
-            kept[-1] = (replace(message, content=join(said.content, message.content)), known)
-            begun = -1
+            if not _takes_text(runs[-1].message):
+                runs.append(_Run(ChatMessage("user"), place, is_reminder=True))
+            runs[-1].texts.append(remind(message.content) if message.content else "")
+        elif runs and runs[-1].is_reminder and _is_plain_user(message):
+            runs[-1].message, runs[-1].is_reminder = replace(message, content=""), False
+            runs[-1].texts.append(message.content)
         else:
-            kept.append((message, place))
-    return kept
+            runs.append(_Run(message, place))
+    return [*placed[:head], *(run.close() for run in runs)]
 
 
 def _join_to_tools(placed: Sequence[Placed]) -> Sequence[Placed]:
     """Have reminders behind a tool's answer be part of it: no user asks anything there."""
-    joined: list[Placed] = []
+    runs: list[_Run] = []
     for message, place in placed:
-        follows_tool = bool(joined) and joined[-1][0].role == "tool" and not joined[-1][0].parts
+        follows_tool = bool(runs) and runs[-1].message.role == "tool" and not runs[-1].message.parts
         if follows_tool and _is_plain_user(message) and is_reminder(message.content):
-            joined[-1] = _extend(joined[-1], message.content)
+            runs[-1].texts.append(message.content)
         else:
-            joined.append((message, place))
-    return joined
+            runs.append(_Run(message, place))
+    return [run.close() for run in runs]
 
 
 def _leave_out(form: re.Pattern[str]) -> Change:
     """Return what takes the first lines of the head away where they are of a form."""
 
     def change(placed: Sequence[Placed]) -> Sequence[Placed]:
-        head = _head_length(placed)
+        head = _searched_length(placed)
         kept: list[Placed] = []
         for message, place in placed[:head]:
             text = heads.drop_first_lines(message.content, form)
@@ -132,7 +143,7 @@ def _move(form: re.Pattern[str], find: Callable[[Sequence[Placed]], int | None])
         goal = find(placed)
         if goal is None:
             return placed
-        head = _head_length(placed)
+        head = _searched_length(placed)
         kept: list[Placed] = []
         lines: list[str] = []
         for message, place in placed[:head]:
@@ -175,6 +186,13 @@ def _head_length(placed: Sequence[Placed]) -> int:
     return next(others, len(placed))
 
 
+def _searched_length(placed: Sequence[Placed]) -> int:
+    """Return how much of the head is looked through: all of it, or nothing where it is long."""
+    head = _head_length(placed)
+    chars = sum(len(message.content) for message, _ in placed[:head])
+    return head if chars <= heads.HEAD_CHARS_MAX else 0
+
+
 def _takes_text(message: ChatMessage) -> bool:
     return message.role in ("user", "tool") and not message.parts
 
@@ -183,9 +201,9 @@ def _is_plain_user(message: ChatMessage) -> bool:
     return message.role == "user" and not message.parts
 
 
-def _extend(placed: Placed, text: str) -> Placed:
+def _extend(placed: Placed, *texts: str) -> Placed:
     message, place = placed
-    return replace(message, content=join(message.content, text)), place
+    return replace(message, content=join(message.content, *texts)), place
 
 
 def _with_content(message: ChatMessage, content: str) -> ChatMessage:
