@@ -141,7 +141,8 @@ class Gateway:
     def _get(self, path: str) -> Any:  # noqa: ANN401 - JSON
         """Return what is answered; None: it says that there is no such thing."""
         headers = {"Authorization": f"Bearer {self.key}"} if self.key else {}
-        request = urllib.request.Request(self.url + path, headers=headers)  # noqa: S310 - HTTP, see _check_url
+        where = self.url + path
+        request = urllib.request.Request(where, headers=headers)  # noqa: S310 - see _check_url
         try:
             trust = ssl.create_default_context(cafile=self.tls_ca)
             opener = urllib.request.build_opener(
