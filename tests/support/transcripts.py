@@ -69,16 +69,16 @@ def _system(head: str, *, style: Style, turn: int, left: int, today: str) -> Ite
     yield _text("You are an agent for work on programs, at a command line.")
     yield _text(f"<env>\nPlatform: linux\nToday's date: {today}\n</env>\n{head}")
     if style == "counting":
-        yield _text(_left(left))
+        yield _text(_count_left(left))
 
 
-def _left(tokens: int) -> str:
+def _count_left(tokens: int) -> str:
     return f"<total_tokens>{tokens} tokens left</total_tokens>"
 
 
 def _reminders(draws: random.Random, turn: int, left: int) -> Iterator[Body]:
     """Yield what the system says behind the last message."""
-    yield {"role": "system", "content": [_text(_left(left))]}
+    yield {"role": "system", "content": [_text(_count_left(left))]}
     if turn % NUDGES_EVERY == NUDGES_EVERY - 1:
         nudge = f"The list of tasks has not been used. {_words(draws, 20)}"
         yield {"role": "system", "content": nudge}

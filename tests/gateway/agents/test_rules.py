@@ -125,8 +125,8 @@ def test_a_reminder_behind_a_tool_is_part_of_its_answer() -> None:
     """Reminders alone; with a word of the user's own it is a question."""
     two = f"{remind('a')}\n{remind('b')}"
     assert settle(tool("t"), user(two), ANSWER) == (tool(f"t\n\n{two}"), ANSWER)
-    asked = (tool("t"), user(f"{two} and now?"), ANSWER)
-    assert settle(*asked) == asked
+    question = (tool("t"), user(f"{two} and now?"), ANSWER)
+    assert settle(*question) == asked
     assert not is_reminder("<system-reminder>a")
     assert not is_reminder(" \n")
 
