@@ -126,7 +126,7 @@ def test_a_reminder_behind_a_tool_is_part_of_its_answer() -> None:
     two = f"{remind('a')}\n{remind('b')}"
     assert settle(tool("t"), user(two), ANSWER) == (tool(f"t\n\n{two}"), ANSWER)
     question = (tool("t"), user(f"{two} and now?"), ANSWER)
-    assert settle(*question) == asked
+    assert settle(*question) == question
     assert not is_reminder("<system-reminder>a")
     assert not is_reminder(" \n")
 
