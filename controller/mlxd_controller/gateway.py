@@ -70,6 +70,7 @@ class Gateway:
             "pass_keys": files.keys_file is not None,
             "allow_remote": settings.allow_remote,
             "origins": list(settings.http_origins),
+            "agent_rules": settings.http_agent_rules,
             "address": self.private_address,
             "controller_token_file": None if files.keys_file else files.token_file,
             "follow_parent": True,

@@ -51,10 +51,11 @@ class ServeSettings:
     killed. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets and
     records; None is the default of `address`. `preload` names models to load before the first
     request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
-    and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use;
-    `allow_remote` serves others without it. `workers` are (name, address) of workers that somebody
-    else started, to be used in place of processes of our own. `log_content` puts prompts and
-    outputs into the log, which otherwise never has them.
+    and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
+    which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
+    it. `workers` are (name, address) of workers that somebody else started, to be used in place of
+    processes of our own. `log_content` puts prompts and outputs into the log, which otherwise never
+    has them.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -76,6 +77,7 @@ class ServeSettings:
     metrics_vllm_aliases: bool = False
     http: str | None = None
     http_origins: tuple[str, ...] = ()
+    http_agent_rules: bool = True
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
     log_content: bool = False

@@ -37,12 +37,16 @@ Handler = Callable[[Request], Awaitable[Response]]
 
 
 def make_app(
-    clients: Clients, door: Door, *, bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX
+    clients: Clients,
+    door: Door,
+    *,
+    bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX,
+    agent_rules: bool = True,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
-    that are being read.
+    that are being read. agent_rules: whether chats are changed by `agents.rules`.
     """
     app = Starlette(
         routes=[
@@ -68,6 +72,7 @@ def make_app(
     app.state.callers = Callers(clients.shared)
     app.state.room = Room(bodies_nbytes_max)
     app.state.responses = ResponseStore()
+    app.state.agent_rules = agent_rules
     return Edge(app, door, share=_sharer(door.origins))
 
 

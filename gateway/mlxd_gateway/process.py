@@ -71,7 +71,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
                 origins=settings.origins,
                 local=address.loopback and not address.is_unix,
             )
-            app = make_app(clients, door)
+            app = make_app(clients, door, agent_rules=settings.agent_rules)
             server = make_server(app, security)
             with _stopping(server, follow_parent=settings.follow_parent):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))

@@ -25,6 +25,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `allow_remote` protect it as a controller's do. `address` is the controller's, `controller_*`
     how to reach it. With `pass_keys` each request carries a key or the controller's token, which
     the controller judges. `origins` are those whose pages may use it from a browser. With
+    `agent_rules` what agents change from turn to turn goes behind what stays (`agents.rules`). With
     `follow_parent` it ends when its standard input does, which is when whoever started it is gone.
     """
 
@@ -41,6 +42,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     controller_tls_key: Path | None = None
     controller_token_file: Path | None = None
     pass_keys: bool = False
+    agent_rules: bool = True
     follow_parent: bool = False
     log_level: str = "info"
     log_format: logs.LogFormat = "auto"

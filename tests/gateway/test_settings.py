@@ -17,6 +17,8 @@ def test_what_a_controller_writes_is_read() -> None:
     settings = read_settings(text)
     assert (settings.listen, settings.files.token_file) == ("127.0.0.1:0", Path("/t"))
     assert (settings.origins, settings.channel.token_file) == (("a",), None)
+    assert settings.agent_rules
+    assert not read_settings(command_of({"agent_rules": False})[-1]).agent_rules
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"lisen": "a"}', '{"listen": 1}', '{"tls_key": 1}'])

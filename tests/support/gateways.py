@@ -57,13 +57,14 @@ async def gateway_over(
     origins: tuple[str, ...] = (),
     local: bool = True,
     passes_keys: bool = False,
+    agent_rules: bool = True,
 ) -> AsyncIterator[Web]:
     """Serve a gateway over the controller at `address`, in this event loop, around the body."""
     where = parse_address("127.0.0.1:0")
     with listen_on(where, anywhere=False) as listener:
         async with Clients(lambda: Client(address)) as clients:
             door = Door(token, passes_keys, origins, local)
-            server = make_server(make_app(clients, door), OPEN)
+            server = make_server(make_app(clients, door, agent_rules=agent_rules), OPEN)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             try:

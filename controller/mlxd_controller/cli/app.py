@@ -15,7 +15,7 @@ import typer
 import mlxd as library
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.grouping import spread_groups
-from mlxd_controller.cli.http import ServeCommand
+from mlxd_controller.cli.http import LaunchCommand, ServeCommand
 from mlxd_controller.cli.output import Commands
 from mlxd_controller.cli.security import Credentials
 from mlxd_shared import config
@@ -27,6 +27,7 @@ EPILOG = (
 MODULES = {
     "serve": "mlxd_controller.cli.commands.serve",
     "gateway": "mlxd_controller.cli.commands.gateway",
+    "launch": "mlxd_controller.cli.commands.launch",
     "keys": "mlxd_controller.cli.commands.keys",
     "pull": "mlxd_controller.cli.commands.pull",
     "alias": "mlxd_controller.cli.commands.alias",
@@ -47,7 +48,7 @@ MODULES = {
     "version": "mlxd_controller.cli.app",
 }
 """Where the function of each command's name is, in the order of the help."""
-CLASSES = {"serve": ServeCommand}
+CLASSES = {"serve": ServeCommand, "launch": LaunchCommand}
 """Of commands that read their arguments in a way of their own."""
 
 

@@ -1,4 +1,4 @@
-"""The HTTP gateway on the command line: `mlxd serve --http`, and what `mlxd gateway` shares."""
+"""The HTTP gateway on the command line: `mlxd serve`, `mlxd gateway` and `mlxd launch`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from mlxd_shared import config
 
 PANEL = "HTTP"
 FLAG = "--http"
+_REST = "mlxd.rest_of_line"
 Origins = Annotated[
     list[str] | None,
     typer.Option(
@@ -20,6 +21,15 @@ Origins = Annotated[
         metavar="ORIGIN",
         help="Let pages of this origin, such as https://chat.example, use the HTTP APIs from a"
         " browser; repeatable.  [default: none]",
+        rich_help_panel=PANEL,
+    ),
+]
+NoAgentRules = Annotated[
+    bool,
+    typer.Option(
+        "--no-agent-rules",
+        help="Leave chats as they are sent: by default what agents change from turn to turn goes"
+        " behind what stays, so that prefixes stay equal.",
         rich_help_panel=PANEL,
     ),
 ]
@@ -42,6 +52,7 @@ class Http:
         ),
     ] = None
     http_origin: Origins = None
+    no_agent_rules: NoAgentRules = False
 
 
 class ServeCommand(TyperCommand):
@@ -61,3 +72,19 @@ def complete_flag(arguments: Sequence[str]) -> list[str]:
         if argument == FLAG and (not following or following[0].startswith("-")):
             completed.append(config.DEFAULT_HTTP_ADDRESS)
     return completed
+
+
+class LaunchCommand(TyperCommand):
+    """`mlxd launch`, on whose line another program's arguments follow `--`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own
+        """Read the command line up to `--`, and keep the rest as it is."""
+        end = args.index("--") if "--" in args else len(args)
+        ctx.meta[_REST] = tuple(args[end + 1 :])
+        return super().parse_args(ctx, args[:end])
+
+
+def rest_of_line(context: typer.Context) -> tuple[str, ...]:
+    """Return what follows `--` on the line of a `LaunchCommand`."""
+    rest: tuple[str, ...] = context.meta[_REST]
+    return rest

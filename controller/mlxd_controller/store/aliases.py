@@ -1,8 +1,10 @@
 """aliases.json in mlxd's own directory of models: other names for models of any store.
 
-    {"version": 1, "aliases": {"small": "org/name", "work": "org/name@v2"}}
+    {"version": 1, "aliases": {"small": "org/name", "work": "org/name@v2", "claude-*": "org/name"}}
 
 Invariants:
+- One that ends with `*` is a pattern: it means what every name that begins so means where nothing
+  else has that name. Of several the longest counts. Patterns are no names, and not among places.
 - It is read whole or refused whole, and replaced at once, by one writer at a time.
 - An alias means a model, never another alias.
 - A file that is damaged, or on a disk that fails, hides no model of another place: it is listed
@@ -19,6 +21,7 @@ from pathlib import Path
 
 from mlxd_controller.runtime.ports import StoreKind
 from mlxd_controller.store.names_file import VERSION, parse_names
+from mlxd_controller.store.naming import WILD, is_pattern, match_pattern
 from mlxd_controller.store.shelf import OF_THE_DISK, Place, check_name, is_name
 from mlxd_models.files.model_files import file_error, read_file
 from mlxd_shared.config import ALIASES_MAX, CONFIG_FILE_BYTES_MAX
@@ -46,7 +49,9 @@ def read_aliases(folder: Path) -> Mapping[str, str]:
     raw = read_file(folder / ALIASES_FILE, bytes_max=CONFIG_FILE_BYTES_MAX)
     if raw is None:
         return {}
-    aliases = parse_names(raw, file=ALIASES_FILE, field="aliases", names_max=ALIASES_MAX)
+    aliases = parse_names(
+        raw, file=ALIASES_FILE, field="aliases", names_max=ALIASES_MAX, may_be=_may_be
+    )
     for alias, target in aliases.items():
         if not is_name(target):
             raise InvalidModel(f"{target!r:.80} is not for it", ALIASES_FILE, f"{alias:.80}")
@@ -55,15 +60,23 @@ def read_aliases(folder: Path) -> Mapping[str, str]:
     return aliases
 
 
+def _may_be(text: str) -> bool:
+    return is_name(text.removesuffix(WILD))
+
+
 def set_alias(folder: Path, alias: str, target: str) -> None:
-    """Have an alias mean a model from now on; the directory is made if need be.
+    """Have an alias or a pattern mean a model from now on; the directory is made if need be.
 
     Raises:
         InvalidRequest: one of them is no name, or an alias where a model belongs, or the other way.
         QueueFull: there are as many aliases as may be.
         InvalidModel: the file is damaged, or cannot be written.
     """
-    check_name(alias)
+    if not is_pattern(alias):
+        check_name(alias)
+    elif not _may_be(alias):
+        problem = f"{alias!r}: a pattern is the beginning of names, with one {WILD} at its end"
+        raise InvalidRequest.of("alias", problem)
     check_name(target)
 
     def change(aliases: dict[str, str]) -> None:
@@ -132,10 +145,27 @@ class AliasPlaces:
             return {ALIASES_FILE: self._broken_place(ALIASES_FILE, aliases)}
         places: dict[str, Place] = {}
         for alias, target in aliases.items():
-            if wanted in (None, alias):
-                dangling = ModelNotFound(alias, f"it is an alias of {target}, which is not there")
-                places[alias] = lead(target) or self._broken_place(alias, dangling)
+            if wanted in (None, alias) and not is_pattern(alias):
+                places[alias] = self._follow(alias, target, lead)
         return places
+
+    def find_by_pattern(self, name: str, lead: Callable[[str], Place | None]) -> Place | None:
+        """Return what the longest pattern leads to that means a name; None: none does.
+
+        lead: as `places` has it.
+
+        Raises:
+            InvalidModel, MachineShort: the aliases cannot be read; names their file.
+        """
+        aliases = self._read_for(name)
+        pattern = match_pattern(name, aliases)
+        if pattern is None or aliases[pattern] == name:
+            return None
+        return self._follow(pattern, aliases[pattern], lead)
+
+    def _follow(self, alias: str, target: str, lead: Callable[[str], Place | None]) -> Place:
+        dangling = ModelNotFound(alias, f"it is an alias of {target}, which is not there")
+        return lead(target) or self._broken_place(alias, dangling)
 
     def check_is_none(self, name: str) -> None:
         """Raise why it is not known whether a name is an alias, if it is not.
@@ -143,9 +173,7 @@ class AliasPlaces:
         Raises:
             InvalidModel, MachineShort: the aliases cannot be read; names their file.
         """
-        aliases = self._read()
-        if not isinstance(aliases, Mapping):
-            raise _extend_error(aliases, f"{name!r} may be an alias there")
+        self._read_for(name)
 
     def targets(self) -> frozenset[str] | Unreadable:
         """Return what aliases mean, or why that is not known: any name may be one of them."""
@@ -156,6 +184,12 @@ class AliasPlaces:
         if isinstance(aliases, Mapping):
             return frozenset(aliases.values())
         return _extend_error(aliases, "until it can be read, no name is forgotten for another")
+
+    def _read_for(self, name: str) -> Mapping[str, str]:
+        aliases = self._read()
+        if not isinstance(aliases, Mapping):
+            raise _extend_error(aliases, f"{name!r} may be an alias there")
+        return aliases
 
     def _read(self) -> Mapping[str, str] | Unreadable:
         if self._folder is None:

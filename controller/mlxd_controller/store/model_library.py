@@ -3,7 +3,7 @@
 Invariants:
 - A name means one model. Where stores share one, the first of them has it: what was named to the
   server, aliases, then the shelves in their order. A shelf's own is always KIND:NAME as well, and
-  listed so where another has its name.
+  listed so where another has its name. Patterns of aliases come last, and are not listed.
 - Names of one digest are one model: the first in alphabetical order is its name, the rest aliases.
 - One broken model hides no other: it is listed with its error, and refused when asked for.
 - A name that a load gave outlives the server. It is forgotten when a client says so, or to make
@@ -17,6 +17,7 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -94,9 +95,10 @@ class Library:
         if place is not None:
             return await self._ref(place)
         place = await self._find_by_digest(name)
+        if place is None:
+            place = await asyncio.to_thread(self._find_by_pattern, name, self._named)
         if place is not None:
             return await self._ref(place)
-        await asyncio.to_thread(self._aliases.check_is_none, name)
         raise ModelNotFound(name, await asyncio.to_thread(self._hint, name, self._named))
 
     async def _find_by_digest(self, name: str) -> Place | None:
@@ -283,10 +285,13 @@ class Library:
     def _alias_places(
         self, named: Mapping[str, Path], wanted: str | None = None
     ) -> dict[str, Place]:
-        def lead(name: str) -> Place | None:
-            return Place(name, named[name]) if name in named else self._find_on_shelf(name)
+        return self._aliases.places(partial(self._find_target, named=named), wanted)
 
-        return self._aliases.places(lead, wanted)
+    def _find_by_pattern(self, name: str, named: Mapping[str, Path]) -> Place | None:
+        return self._aliases.find_by_pattern(name, partial(self._find_target, named=named))
+
+    def _find_target(self, name: str, *, named: Mapping[str, Path]) -> Place | None:
+        return Place(name, named[name]) if name in named else self._find_on_shelf(name)
 
     # --- models ----------------------------------------------------------------------------------
 

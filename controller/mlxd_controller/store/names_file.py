@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from mlxd_controller.store.shelf import is_name
 from mlxd_models.files.model_files import parse_json_object
 from mlxd_shared.domain.errors import InvalidModel
@@ -9,8 +11,15 @@ from mlxd_shared.domain.errors import InvalidModel
 VERSION = 1
 
 
-def parse_names(raw: bytes, *, file: str, field: str, names_max: int) -> dict[str, str]:
-    """Return what `field` of a file says of each name.
+def parse_names(
+    raw: bytes,
+    *,
+    file: str,
+    field: str,
+    names_max: int,
+    may_be: Callable[[str], bool] = is_name,
+) -> dict[str, str]:
+    """Return what `field` of a file says of each name. may_be: whether a text is a name there.
 
     Raises:
         InvalidModel: it is no such file, of a later version, has too many names, or one that is
@@ -23,6 +32,6 @@ def parse_names(raw: bytes, *, file: str, field: str, names_max: int) -> dict[st
     if not isinstance(names, dict) or len(names) > names_max:
         raise InvalidModel(f"not at most {names_max} names", file, field)
     for name, text in names.items():
-        if not is_name(name) or not isinstance(text, str):
+        if not may_be(name) or not isinstance(text, str):
             raise InvalidModel(f"{text!r:.80} is not for it", file, f"{name:.80}")
     return names

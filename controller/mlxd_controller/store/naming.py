@@ -11,6 +11,9 @@ DIGEST_CHARS_MIN = 12
 KNOWN_IN_HINT_MAX = 8
 NEAR_IN_HINT_MAX = 3
 
+WILD = "*"
+"""Ends a pattern, which means every name that begins as it does."""
+
 _DIGEST = re.compile(rf"(?:sha256:)?([0-9a-f]{{{DIGEST_CHARS_MIN},64}})")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w./-]+)?", re.ASCII)
 
@@ -27,6 +30,25 @@ def beginning_of_digest(name: str) -> str | None:
 def is_repository(name: str) -> bool:
     """Return whether a name looks like ORG/NAME or ORG/NAME@REVISION, as a hub has them."""
     return _REPOSITORY.fullmatch(name) is not None
+
+
+def is_pattern(text: str) -> bool:
+    """Return whether a text is meant as a pattern; whether it is a good one is another matter."""
+    return WILD in text
+
+
+def match_pattern(name: str, patterns: Iterable[str]) -> str | None:
+    """Return the longest of the patterns that mean a name; None: none does.
+
+    Clients of Ollama's API add `:latest`, and ask for the name without it next: until then no
+    pattern goes before a model that has that name.
+    """
+    if name.endswith(":latest"):
+        return None
+    matches = [
+        text for text in patterns if text.endswith(WILD) and name.startswith(text[: -len(WILD)])
+    ]
+    return max(matches, key=len, default=None)
 
 
 def hint_for(name: str, known: Iterable[str], *, pulls: bool) -> str:

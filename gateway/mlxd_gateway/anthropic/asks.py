@@ -16,6 +16,7 @@ from mlxd import (
     ToolCall,
     ToolChoice,
 )
+from mlxd_gateway.agents.rules import OF_ANTHROPIC
 from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
@@ -63,6 +64,7 @@ def ask_message(request: r.MessageRequest) -> Ask:
         ),
         fields=FIELDS,
         places=places,
+        rules=OF_ANTHROPIC,
     )
 
 
@@ -73,7 +75,15 @@ def ask_count(request: r.CountRequest) -> Ask:
     """
     chat, places = _chat(request)
     greedy = SamplingOptions(temperature=0.0)
-    return Ask(request.model, chat, greedy, max_tokens=1, fields=FIELDS, places=places)
+    return Ask(
+        request.model,
+        chat,
+        greedy,
+        max_tokens=1,
+        fields=FIELDS,
+        places=places,
+        rules=OF_ANTHROPIC,
+    )
 
 
 def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, ...]]:

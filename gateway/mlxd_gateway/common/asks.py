@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from mlxd import Chat, Client, Delta, Finished, ResponseFormat, SamplingOptions, Stream
+from mlxd_gateway.agents.rules import OF_ANY_API, Rule, apply_rules
 
 _PLACE = re.compile(r"chat\.(?P<list>messages|tools_json)\[(?P<index>\d+)\](?P<rest>.*)")
 
@@ -35,6 +36,15 @@ class Ask:
     fields: Mapping[str, str] = field(default_factory=dict)
     places: tuple[str, ...] = ()
     """The request's field of each message of the chat."""
+    rules: tuple[Rule, ...] = OF_ANY_API
+    """What applies to its chat where rules for agents are in force."""
+
+    def settle(self) -> Ask:
+        """Return what is asked by its rules: its chat as they leave it."""
+        if not isinstance(self.prompt, Chat):
+            return self
+        chat, places = apply_rules(self.rules, self.prompt, self.places)
+        return replace(self, prompt=chat, places=places)
 
     def start(self, client: Client, model: str, request_id: str) -> Stream[Delta | Finished]:
         """Begin the generation with a model of this name; a stream survives what it can.

@@ -40,7 +40,7 @@ def client_of(request: Request) -> Client:
 
 
 def generation_of(request: Request, ask: Ask) -> Generation:
-    """Return a generation that is not begun.
+    """Return a generation that is not begun, of what is asked by the rules in force.
 
     Its id on mlxd's wire begins with the request's and is another each time: clients and proxies
     send one id again, and two streams of one id are refused. It has room for those of its choices.
@@ -48,7 +48,8 @@ def generation_of(request: Request, ask: Ask) -> Generation:
     unique = uuid4().hex[:_UNIQUE_CHARS]
     most = config.REQUEST_ID_CHARS_MAX - config.CHOICE_ID_CHARS - len(unique) - 1
     sent_id = str(request.scope.get(REQUEST_ID, ""))[:most]
-    return Generation(clients_of(request), ask, request_id=f"{sent_id}-{unique}")
+    settled = ask.settle() if request.app.state.agent_rules else ask
+    return Generation(clients_of(request), settled, request_id=f"{sent_id}-{unique}")
 
 
 def source_of(request: Request, asks: Sequence[Ask]) -> Source:

@@ -82,7 +82,7 @@ async def test_so_many_choices_at_once_and_no_more() -> None:
             for _ in range(at_once):
                 await anext(events)
             assert len(fake.requests) == at_once
-            reading = asyncio.create_task(anext(events))
+            reading = asyncio.ensure_future(anext(events))
             await batch.aclose()
             reading.cancel()
             await asyncio.gather(reading, return_exceptions=True)

@@ -21,7 +21,13 @@ from mlxd_controller.store.aliases import read_aliases, remove_alias, set_alias
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_shared.domain.errors import InvalidModel, MlxdError, ModelNotFound
 
-Alias = Annotated[str | None, typer.Argument(help="The new name; absent: list all aliases.")]
+Alias = Annotated[
+    str | None,
+    typer.Argument(
+        help="The new name; one that ends with * means every name that begins so and is no"
+        " model's. Absent: list all aliases."
+    ),
+]
 Target = Annotated[
     str | None, typer.Argument(metavar="[MODEL]", help="The model's name, such as ORG/NAME.")
 ]

@@ -9,7 +9,7 @@ import typer
 
 from mlxd_controller.cli.commands.serve import allow_open_files
 from mlxd_controller.cli.grouping import spread_groups
-from mlxd_controller.cli.http import Origins
+from mlxd_controller.cli.http import NoAgentRules, Origins
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.cli.security import GatewayListener, Reach, server
 from mlxd_controller.gateway import check_usable, command_of
@@ -30,6 +30,7 @@ def gateway(
     ] = config.DEFAULT_HTTP_ADDRESS,
     own: Reach,
     origin: Origins = None,
+    no_agent_rules: NoAgentRules = False,
     listener: GatewayListener,
     allow_remote: Annotated[
         bool,
@@ -62,6 +63,7 @@ def gateway(
             "pass_keys": listener.pass_keys,
             "allow_remote": allow_remote,
             "origins": origin or [],
+            "agent_rules": not no_agent_rules,
             "address": where.address,
             "controller_tls_ca": channel.tls_ca,
             "controller_tls_cert": channel.tls_cert,

@@ -192,6 +192,7 @@ def serve(
         metrics_vllm_aliases=serving.metrics_vllm_aliases,
         http=http.http,
         http_origins=tuple(http.http_origin or ()),
+        http_agent_rules=not http.no_agent_rules,
         preload=tuple(serving.preload or ()),
         orphan_grace_s=_orphan_grace_s(serving.orphan_grace, attached=bool(attached.worker)),
         run_dir=None if serving.run_dir is None else serving.run_dir.expanduser().absolute(),
@@ -231,6 +232,8 @@ def _check(settings: ServeSettings) -> None:
         usage_error("--metrics-vllm-aliases needs --metrics")
     if settings.http_origins and settings.http is None:
         usage_error("--http-origin needs --http")
+    if not settings.http_agent_rules and settings.http is None:
+        usage_error("--no-agent-rules needs --http")
     if settings.http is not None:
         try:
             check_usable(settings.http_origins)
