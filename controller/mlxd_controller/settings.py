@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxd_shared import config
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.logs import LogFormat
 from mlxd_shared.security.listeners import NO_FILES, ListenerFiles
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
@@ -53,7 +55,8 @@ class ServeSettings:
     request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
     and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use;
     `allow_remote` serves others without it. `workers` are (name, address) of workers that somebody
-    else started, to be used in place of processes of our own. `log_content` puts prompts and
+    else started, to be used in place of processes of our own. `load_defaults` are what loads begin
+    with, by a model's name, alias or digest. `log_content` puts prompts and
     outputs into the log, which otherwise never has them.
     """
 
@@ -78,6 +81,7 @@ class ServeSettings:
     http_origins: tuple[str, ...] = ()
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
+    load_defaults: Mapping[str, LoadSpec] = field(default_factory=dict)
     log_content: bool = False
     log_level: str = "info"
     log_format: LogFormat = "auto"

@@ -104,6 +104,7 @@ METRICS_TIMEOUT_S = 10.0
 # --- the client -------------------------------------------------------------------------------
 CLIENT_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
+CONFIGURATION_BYTES_MAX = MIB  # of a configuration file
 GATEWAY_LISTENS = "mlxd gateway listens on "  # its one line on stdout; the URL follows
 RECONNECT_WINDOW_S = 60.0  # so long a stream that reconnects goes without a token
 RECONNECT_PAUSE_MIN_S = 0.1  # after a call that was lost; each further one is twice as long

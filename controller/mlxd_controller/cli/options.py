@@ -29,7 +29,12 @@ def _parser(parse: Callable[[str], _T]) -> Callable[[str | _T], _T]:
     return check
 
 
-def _bias(text: str) -> tuple[int, float]:
+def read_bias(text: str) -> tuple[int, float]:
+    """Return what ID=BIAS says.
+
+    Raises:
+        ValueError: `text` is not that.
+    """
     token_id, equals, bias = text.partition("=")
     try:
         if equals and token_id.isdecimal():
@@ -42,7 +47,7 @@ def _bias(text: str) -> tuple[int, float]:
 # What `Annotated` needs to know of a parsed value is only that somebody has parsed it.
 duration = _parser(parse_duration)
 size = _parser(parse_bytes)
-bias = _parser(_bias)
+bias = _parser(read_bias)
 
 # Only the --address before the command reads MLXD_ADDRESS, so that no flag loses to it.
 GlobalAddress = Annotated[

@@ -14,6 +14,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from mlxd_controller.core.state import NOTHING_FIXED
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.errors import MlxdError
@@ -70,6 +71,8 @@ class ModelRef:
     defaults: SamplingOptions
     """What the model's files say about sampling."""
     store: StoreKind = StoreKind.FOLDER
+    configured: LoadSpec = NOTHING_FIXED
+    """What the operator's configuration fixes for loads of it."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 
 from mlxd.v1 import model_pb2, types_pb2
 from mlxd_controller.core import actions
-from mlxd_controller.core.options import conflict
+from mlxd_controller.core.options import conflict, fill_in
 from mlxd_controller.core.phases import Ready
 from mlxd_controller.core.report import report
 from mlxd_controller.core.state import Model
@@ -157,6 +157,8 @@ class ModelService:
     def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
         self._runtime.measure()
         state = self._runtime.state
+        if ref.digest not in state.models:
+            spec = fill_in(spec, ref.configured)
         fit_report = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
         return report_to_pb(fit_report, ref, names)

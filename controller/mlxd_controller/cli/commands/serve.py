@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,6 +13,8 @@ from typing import Annotated, Literal
 import typer
 
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli.configuration.loads import folders_of, specs_of
+from mlxd_controller.cli.configuration.reading import Configuration
 from mlxd_controller.cli.environment import (
     KEEP_ALIVE_VARIABLE,
     LOAD_TIMEOUT_VARIABLE,
@@ -27,6 +30,7 @@ from mlxd_controller.gateway import check_usable
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.domain.units import format_duration, parse_bytes
 from mlxd_shared.ops import logs
 
@@ -174,9 +178,12 @@ def serve(
     channel = attached.channel
     # Before the settings are read: what is passed over in them is logged.
     logs.configure(level=serving.log_level, fmt=serving.log_format)
+    configuration: Configuration = context.find_root().obj or Configuration()
+    models, load_defaults = _models(serving.model or (), configuration)
     settings = ServeSettings(
         address=o.server_address(context, serving.address),
-        models=tuple(_named_folder(text) for text in serving.model or ()),
+        models=models,
+        load_defaults=load_defaults,
         stores=stores.places(os.environ),
         limits=_limits(serving.memory_limit, serving.reserve, serving.gpu_overhead),
         keep_alive_s=keep_alive_s(serving.keep_alive, os.environ),
@@ -276,6 +283,20 @@ def _named_folder(text: str) -> tuple[str, Path]:
     if not folder.is_dir():
         usage_error(f"--model {text}: {folder} is not a folder")
     return name or folder.name, folder
+
+
+def _models(
+    texts: Iterable[str], configuration: Configuration
+) -> tuple[tuple[tuple[str, Path], ...], dict[str, LoadSpec]]:
+    """Return the folders to offer, --model before the file, and what loads begin with."""
+    named = tuple(_named_folder(text) for text in texts)
+    names = {name for name, _ in named}
+    try:
+        folders = folders_of(configuration)
+        specs = specs_of(configuration)
+    except InvalidRequest as error:
+        usage_error(error.describe())
+    return (*named, *(pair for pair in folders if pair[0] not in names)), specs
 
 
 def _reserve(text: str | None) -> tuple[int | None, float]:
