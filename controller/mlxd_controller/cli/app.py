@@ -26,7 +26,8 @@ from mlxd_shared import config
 
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 bad usage or refused request, 3 no such model, 4 no server,"
-    " 5 does not fit, 130 interrupted, 141 nobody reads the output."
+    " 5 does not fit, 130 interrupted, 141 nobody reads the output. Other names: list and ls for"
+    " models, stop for unload, rm for forget."
 )
 MODULES = {
     "serve": "mlxd_controller.cli.commands.serve",
@@ -51,6 +52,8 @@ MODULES = {
     "version": "mlxd_controller.cli.app",
 }
 """Where the function of each command's name is, in the order of the help."""
+OTHER_NAMES = {"list": "models", "ls": "models", "stop": "unload", "rm": "forget"}
+"""What people type who come from another tool; the help names them once."""
 CLASSES = {"serve": ServeCommand}
 """Of commands that read their arguments in a way of their own."""
 UNCONFIGURED = frozenset({"config", "version"})
@@ -104,7 +107,7 @@ class Group(Commands):
         """Look the command up; one that would use a file that is refused does not run."""
         if ctx.obj.problem and args[0] not in UNCONFIGURED and not ctx.resilient_parsing:
             usage_error(ctx.obj.problem)
-        return super().resolve_command(ctx, args)
+        return super().resolve_command(ctx, [OTHER_NAMES.get(args[0], args[0]), *args[1:]])
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - click's own
         """Return the names in the order of the help."""

@@ -13,14 +13,14 @@ from typing import Annotated, Literal
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.configuration.loads import folders_of, specs_of
-from mlxd_controller.cli.configuration.reading import Configuration
-from mlxd_controller.cli.environment import (
+from mlxd_controller.cli.configuration.environment import (
     KEEP_ALIVE_VARIABLE,
     LOAD_TIMEOUT_VARIABLE,
     keep_alive_s,
     load_timeout_s,
 )
+from mlxd_controller.cli.configuration.loads import folders_of, specs_of
+from mlxd_controller.cli.configuration.reading import Configuration
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Http
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
