@@ -11,6 +11,7 @@ from mlxd_controller.cli.configuration.keys import KEYS, MODEL_KEYS
 
 UNCONFIGURED = {
     "address", "help", "model", "token_file",  # before the command, and `[models."NAME"].path`
+    "detach", "log_file",  # of one start
     "hub_cache", "keep_alive", "load_timeout", "models_dir", "ollama_models",  # by variable
 }  # fmt: skip
 """Options of `mlxd serve` without a key of their own."""

@@ -31,6 +31,7 @@ EPILOG = (
 )
 MODULES = {
     "serve": "mlxd_controller.cli.commands.serve",
+    "service": "mlxd_controller.cli.background.command",
     "gateway": "mlxd_controller.cli.commands.gateway",
     "keys": "mlxd_controller.cli.commands.keys",
     "pull": "mlxd_controller.cli.commands.pull",

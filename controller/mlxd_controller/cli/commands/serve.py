@@ -1,4 +1,4 @@
-"""`mlxd serve`: the controller itself, in the foreground."""
+"""`mlxd serve`: the controller itself, in the foreground unless it is detached."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli.background.detaching import DETACHED_VARIABLE, default_log, detach
 from mlxd_controller.cli.configuration.environment import (
     KEEP_ALIVE_VARIABLE,
     LOAD_TIMEOUT_VARIABLE,
@@ -154,6 +155,22 @@ class Serving:
             f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]"
         ),
     ] = None
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            "-d",
+            help="Serve in the background: wait until requests are taken, print address, process id"
+            " and log, and leave.",
+        ),
+    ] = False
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --detach: where the log goes.  [default: by the address, in"
+            " ~/.local/state/mlxd]"
+        ),
+    ] = None
     log_content: Annotated[
         bool,
         typer.Option(
@@ -207,6 +224,12 @@ def serve(
         log_format=serving.log_format,
     )
     _check(settings)
+    if serving.log_file is not None and not serving.detach:
+        usage_error("--log-file needs --detach")
+    if serving.detach and not os.environ.pop(DETACHED_VARIABLE, ""):
+        log = (serving.log_file or default_log(settings.address, os.environ)).expanduser()
+        announced = (LISTENING, *((config.GATEWAY_LISTENS,) if settings.http else ()))
+        detach(settings.address, log=log.absolute(), announced=announced)
     # Streams cost half as much on it; a client command has no use for it.
     from uvloop import new_event_loop  # noqa: PLC0415
 
