@@ -23,6 +23,7 @@ from mlxd_controller.cli.outcome import ExitCode, complain, leave, run, usage_er
 from mlxd_controller.cli.show import log_line
 from mlxd_controller.launcher.run_dir import name_of
 from mlxd_shared.config import DETACHED_START_S, MIB
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.terminal import escape
 from mlxd_shared.security.net import parse_address
 
@@ -43,22 +44,27 @@ def default_log(address: str, environment: Mapping[str, str]) -> Path:
     return folder / "mlxd" / f"{name_of(address) or 'mlxd'}.log"
 
 
-def detach(address: str, *, log: Path, announced: Sequence[str]) -> NoReturn:
+def detach(address: str, *, log: Path | None, announced: Sequence[str]) -> NoReturn:
     """Start this very command once more, in the background, and leave when it serves.
 
-    announced: what the lines begin with by which it says so, all of them.
+    log: where its output goes; None is the default of its address. announced: what the lines begin
+    with by which it says that it serves, all of them.
 
     Raises:
         typer.Exit: always; with the server's own code where it has ended.
     """
-    if answers(address):
-        leave(f"a server answers at {address} already", ExitCode.ERROR)
     try:
-        log.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        output = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if answers(address):
+            leave(f"a server answers at {address} already", ExitCode.ERROR)
+        path = (log or default_log(address, os.environ)).expanduser().absolute()
+    except InvalidRequest as error:
+        usage_error(error.describe())
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        output = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
     except OSError as error:
-        usage_error(f"{log}: cannot be written: {error.strerror}")
-    run(_serve(log, output, announced), address=address)
+        usage_error(f"{path}: cannot be written: {error.strerror}")
+    run(_serve(path, output, announced), address=address)
 
 
 def answers(address: str) -> bool:

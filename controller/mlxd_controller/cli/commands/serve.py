@@ -13,7 +13,7 @@ from typing import Annotated, Literal
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.background.detaching import DETACHED_VARIABLE, default_log, detach
+from mlxd_controller.cli.background.detaching import DETACHED_VARIABLE, detach
 from mlxd_controller.cli.configuration.environment import (
     KEEP_ALIVE_VARIABLE,
     LOAD_TIMEOUT_VARIABLE,
@@ -227,9 +227,8 @@ def serve(
     if serving.log_file is not None and not serving.detach:
         usage_error("--log-file needs --detach")
     if serving.detach and not os.environ.pop(DETACHED_VARIABLE, ""):
-        log = (serving.log_file or default_log(settings.address, os.environ)).expanduser()
         announced = (LISTENING, *((config.GATEWAY_LISTENS,) if settings.http else ()))
-        detach(settings.address, log=log.absolute(), announced=announced)
+        detach(settings.address, log=serving.log_file, announced=announced)
     # Streams cost half as much on it; a client command has no use for it.
     from uvloop import new_event_loop  # noqa: PLC0415
 
