@@ -46,6 +46,7 @@ MODULES = {
     "embed": "mlxd_controller.cli.commands.embed",
     "tokenize": "mlxd_controller.cli.commands.generate",
     "status": "mlxd_controller.cli.commands.status",
+    "logs": "mlxd_controller.cli.commands.logs",
     "health": "mlxd_controller.cli.commands.health",
     "fit": "mlxd_controller.cli.commands.load",
     "config": "mlxd_controller.cli.configuration.command",

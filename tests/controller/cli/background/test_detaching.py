@@ -22,7 +22,7 @@ from tests.support.ports import own_port
 
 
 @asynccontextmanager
-async def detached(*options: str, address: str, log: Path) -> AsyncIterator[tuple[Ran, int]]:
+async def detaching(*options: str, address: str, log: Path) -> AsyncIterator[tuple[Ran, int]]:
     """Detach a server around the body; yields how its command ended, and the server's id."""
     ran = await mlxd("serve", "--detach", "--address", address, "--log-file", str(log), *options)
     assert ran.code == 0, ran.err
@@ -53,7 +53,7 @@ def mode_of(path: Path) -> int:
 
 async def check_detached(address: str, log: Path) -> None:
     """Detach a server, use it, and try to start another."""
-    async with detached(address=address, log=log) as (ran, pid):
+    async with detaching(address=address, log=log) as (ran, pid):
         assert ran.out.splitlines() == [f"{LISTENING}{address}", f"pid {pid}", f"log {log}"]
         async with Client(address) as client:
             assert await client.healthy()
@@ -71,7 +71,7 @@ async def test_the_port_that_the_system_chose_and_the_gateway_s_are_told(tmp_pat
     log = tmp_path / "log"
     log.write_text(f"{LISTENING}of another day\n", encoding="utf-8")
     options = ("--http", "127.0.0.1:0")
-    async with detached(*options, address="127.0.0.1:0", log=log) as (ran, _):
+    async with detaching(*options, address="127.0.0.1:0", log=log) as (ran, _):
         listening, gateway, *_ = ran.out.splitlines()
         assert answers(listening.removeprefix(LISTENING))
         assert answers(gateway.rpartition("//")[2])
