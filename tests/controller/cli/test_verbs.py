@@ -51,7 +51,7 @@ async def test_a_wide_list_leaves_no_column_out() -> None:
                 await mlxd(command, "--json", *where),
             )
             assert named.out == flag.out != ""
-    assert "/models/demo" in wide.screen
+    assert "/models/org/xxx" in wide.screen
     assert "DIGEST" in wide.screen
 
 

@@ -68,7 +68,8 @@ async def test_a_reader_follows_to_the_worker_s_end() -> None:
         assert list((await call.read()).lines) == ["three"]
         stack.workers.launcher.processes[0].output.add("last words")
         stack.workers.launcher.processes[0].end(-9)
-        assert [list(message.lines) async for message in call] == [["last words"]]
+        assert list((await call.read()).lines) == ["last words"]
+        assert await call.read() is grpc.aio.EOF
 
 
 @pytest.mark.asyncio
