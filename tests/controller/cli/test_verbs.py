@@ -106,8 +106,11 @@ async def test_names_of_models_are_completed() -> None:
 async def test_without_a_server_nothing_is_offered_and_nothing_said() -> None:
     """Nobody listens, somebody says nothing, the file or the token is wrong."""
     nowhere = {"MLXD_ADDRESS": "127.0.0.1:1"}
-    for wrong in ({}, {"MLXD_ADDRESS": "nonsense"}, {"MLXD_TOKEN_FILE": "/no/such/file"},
-                  {"MLXD_CONFIG": "/no/such/file"}):  # fmt: skip
+    wrongs: list[dict[str, str]] = [
+        {}, {"MLXD_ADDRESS": "nonsense"}, {"MLXD_TOKEN_FILE": "/no/such/file"},
+        {"MLXD_CONFIG": "/no/such/file"},
+    ]  # fmt: skip
+    for wrong in wrongs:
         assert await complete("mlxd load d", 2, **nowhere | wrong) == []
     with socket.create_server(("127.0.0.1", 0)) as silent:
         address = f"127.0.0.1:{silent.getsockname()[1]}"
