@@ -81,8 +81,8 @@ def setting_of(key: Key, context: typer.Context) -> Setting:
         return Setting(key.name, key.default, "default")
     find, variables = _STORES[key.name]
     owner = next((name for name in variables if os.environ.get(name)), None)
-    source = "default" if owner is None else f"variable {owner}"
-    return Setting(key.name, str(find(os.environ) or LEFT_OUT), source)
+    said_by = "default" if owner is None else f"variable {owner}"
+    return Setting(key.name, str(find(os.environ) or LEFT_OUT), said_by)
 
 
 def _settings_of_models(configuration: Configuration) -> Iterator[Setting]:

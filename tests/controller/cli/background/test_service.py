@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import typer
@@ -111,7 +112,9 @@ def test_an_agent_starts_what_it_is_told() -> None:
 @pytest.mark.asyncio
 async def test_a_service_is_installed_shown_and_removed(tmp_path: Path, called: Path) -> None:
     """By the commands of systemd, in their order; the file is what --print shows."""
-    environment = {name: os.environ[name] for name in ("PATH", "FAKE_LOG", "FAKE_STATE", "HOME")}
+    environment: dict[str, Any] = {
+        name: os.environ[name] for name in ("PATH", "FAKE_LOG", "FAKE_STATE", "HOME")
+    }
     path = tmp_path / ".config/systemd/user/mlxd.service"
     options = ("--", "--http", "--memory-limit", "12G")
     shown = await mlxd("service", "install", "--print", *options, **environment)
@@ -146,7 +149,7 @@ async def test_a_service_is_installed_shown_and_removed(tmp_path: Path, called: 
 @pytest.mark.asyncio
 async def test_what_cannot_be_is_refused(tmp_path: Path, called: Path) -> None:
     """Options that the server would refuse, a second background, a manager that fails or is not."""
-    environment = {name: os.environ[name] for name in ("PATH", "FAKE_LOG", "HOME")}
+    environment: dict[str, Any] = {name: os.environ[name] for name in ("PATH", "FAKE_LOG", "HOME")}
     for options, problem in (
         (("--no-such",), "No such option"),
         (("--memory-limit", "much"), "'much' is not a size"),
@@ -167,7 +170,7 @@ async def test_what_cannot_be_is_refused(tmp_path: Path, called: Path) -> None:
 @pytest.mark.asyncio
 async def test_the_configuration_file_that_was_named_is_the_service_s_too(called: Path) -> None:
     """By its absolute path: a service has no shell's variables."""
-    environment = {name: os.environ[name] for name in ("PATH", "FAKE_LOG", "HOME")}
+    environment: dict[str, Any] = {name: os.environ[name] for name in ("PATH", "FAKE_LOG", "HOME")}
     none = await mlxd("service", "install", "--print", **environment)
     assert value_of(none.out, "Environment") == "MLXD_CONFIG=none"
     assert calls(called) == []
