@@ -13,7 +13,10 @@ from tests.tidy.tree import ROOT
 
 MANUAL = (
     "README.md",
-    *(f"docs/{name}.md" for name in ("commands", "operations", "requests", "resume")),
+    *(
+        f"docs/{name}.md"
+        for name in ("commands", "configuration", "operations", "requests", "resume")
+    ),
 )
 DOCUMENTS = (*MANUAL, "CONTRIBUTING.md", "CHANGELOG.md")
 README_LINES_MAX = 120

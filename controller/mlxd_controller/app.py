@@ -29,6 +29,7 @@ from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
+from mlxd_controller.store.load_defaults import LoadDefaults, check_load_defaults
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_shared import config
@@ -93,7 +94,11 @@ async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | No
     security = settings.security.load()
     clock = SystemClock()
     models = settings.models or ((DEMO_NAME, demo_model()),)
-    store = library_of(models, settings.stores, launches=not settings.workers)
+    load_defaults = LoadDefaults(settings.load_defaults)
+    store = library_of(
+        models, settings.stores, launches=not settings.workers, load_defaults=load_defaults
+    )
+    await check_load_defaults(load_defaults, store)
     async with crew_of(settings, clock, store) as crew:
         held = await take_held(crew, store)
         state = State(

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
 import tempfile
 from collections.abc import AsyncIterator
@@ -66,7 +67,7 @@ async def _serving(address: str, log: Path, model: Path | None) -> AsyncIterator
     with log.open("wb") as stderr:
         server = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
-            stderr=stderr, start_new_session=True,
+            stderr=stderr, start_new_session=True, env={**os.environ, "MLXD_CONFIG": "none"},
         )  # fmt: skip
     try:
         assert server.stdout is not None

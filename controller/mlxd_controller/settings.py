@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxd_shared import config
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.logs import LogFormat
 from mlxd_shared.security.listeners import NO_FILES, ListenerFiles
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
@@ -54,8 +56,8 @@ class ServeSettings:
     and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
     which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
     it. `workers` are (name, address) of workers that somebody else started, to be used in place of
-    processes of our own. `log_content` puts prompts and outputs into the log, which otherwise never
-    has them.
+    processes of our own. `load_defaults` are what loads begin with, by a model's name, alias or
+    digest. `log_content` puts prompts and outputs into the log, which otherwise never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -80,6 +82,7 @@ class ServeSettings:
     http_agent_rules: bool = True
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
+    load_defaults: Mapping[str, LoadSpec] = field(default_factory=dict)
     log_content: bool = False
     log_level: str = "info"
     log_format: LogFormat = "auto"

@@ -33,6 +33,7 @@ from mlxd.messages import (
     Embeddings,
     FitReport,
     LoadUpdate,
+    LogLines,
     Model,
     Scores,
     Status,
@@ -360,6 +361,22 @@ class Client:
         request = model_pb2.WatchModelsRequest(model=text_to_pb("model", model))
         call = ModelServiceStub(self._opened).WatchModels(request)
         return Stream(call, EachReader(lambda pb: read(Model, pb.model)))
+
+    def read_logs(
+        self, model: str, *, tail: int | None = None, follow: bool = False
+    ) -> Stream[LogLines]:
+        """Return what the worker of `model` has written, its last `tail` lines or all that is kept.
+
+        With `follow` the stream goes on with each further line until the worker has ended.
+        """
+        request = model_pb2.ReadLogsRequest(
+            model=text_to_pb("model", model),
+            tail=_wire.whole_to_pb("tail", tail),
+            follow=follow,
+        )
+        timeout_s = None if follow else self._timeout_s
+        call = ModelServiceStub(self._opened).ReadLogs(request, timeout=timeout_s)
+        return Stream(call, EachReader(partial(read, LogLines)))
 
     async def status(self, model: str = "") -> Status:
         """Return the server's status, with all workers or those of `model`."""

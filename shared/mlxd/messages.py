@@ -140,6 +140,16 @@ class Unloaded:
     streams_aborted: int
 
 
+@dataclass(frozen=True, slots=True)
+class LogLines:
+    """Lines that a worker has written; `missed_lines` before them were dropped unread."""
+
+    lines: tuple[str, ...]
+    missed_lines: int
+    worker_incarnation: str
+    pid: int
+
+
 class ProcessRole(enum.Enum):
     """Who answered."""
 

@@ -85,6 +85,7 @@ async def test_the_end_is_seen_by_every_waiter_and_close_is_idempotent(kind: str
         assert len(set(codes)) == 1
         assert process.exit_code == codes[0]
         assert isinstance(process.last_lines(), tuple)
+        assert not await process.output.wait(process.output.end)
 
 
 @pytest.mark.asyncio

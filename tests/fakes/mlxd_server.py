@@ -53,6 +53,7 @@ class Answers:
     forget: model_pb2.ForgetModelResponse | MlxdError = field(
         default_factory=model_pb2.ForgetModelResponse
     )
+    logs: Script[model_pb2.ReadLogsResponse] = ()
     models: Sequence[types_pb2.Model] = ()
     page_size: int = 2
     statuses: Script[status_pb2.Status] = ()
@@ -181,6 +182,12 @@ class FakeServer(
     ) -> AsyncIterator[model_pb2.WatchModelsResponse]:
         async for model in self._play(request, self.answers.models):
             yield model_pb2.WatchModelsResponse(model=model)
+
+    async def ReadLogs(
+        self, request: model_pb2.ReadLogsRequest, context: Context
+    ) -> AsyncIterator[model_pb2.ReadLogsResponse]:
+        async for message in self._play(request, self.answers.logs):
+            yield message
 
     async def GetStatus(
         self, request: status_pb2.GetStatusRequest, context: Context

@@ -13,6 +13,7 @@ from typing import Any, NoReturn
 import grpc
 
 from mlxd.v1 import inference_pb2, score_pb2, types_pb2
+from mlxd_controller.runtime.kept_lines import KeptLines
 from mlxd_controller.runtime.ports import Holding, Question
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import (
@@ -40,6 +41,7 @@ class FakeProcess:
         self.address = f"fake:{pid}"
         self.incarnation = incarnation
         self.lines: list[str] = []
+        self.output = KeptLines()
         self.closes = 0
         self.holding: Holding | None = None
         self.proof: Proof | None = None
@@ -72,6 +74,7 @@ class FakeProcess:
         """End by itself, or by a test's hand; a second end changes nothing."""
         if not self._ended.done():
             self._ended.set_result(code)
+            self.output.close()
 
 
 class FakeLauncher:

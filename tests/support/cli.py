@@ -17,13 +17,16 @@ LIMIT_S = 90.0
 COMMAND = (sys.executable, "-m", "mlxd_controller.cli")
 
 
-NO_STORES = {"MLXD_MODELS_DIR": "none", "MLXD_HUB_CACHE": "none", "MLXD_OLLAMA_MODELS": "none"}
-"""So that no model of whoever runs the tests is listed."""
+NOBODYS_OWN = {
+    "MLXD_CONFIG": "none", "MLXD_MODELS_DIR": "none", "MLXD_HUB_CACHE": "none",
+    "MLXD_OLLAMA_MODELS": "none",
+}  # fmt: skip
+"""So that nothing is configured, and no model listed, of whoever runs the tests."""
 
 
 def clean_environment() -> dict[str, str]:
     """The environment without what would change what `mlxd` does or how it prints."""
-    return NO_STORES | {
+    return NOBODYS_OWN | {
         name: value
         for name, value in os.environ.items()
         if not name.startswith("MLXD_") and name not in {"COLUMNS", "FORCE_COLOR"}

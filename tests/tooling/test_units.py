@@ -1,11 +1,11 @@
-"""The systemd unit, the launchd agent and shell completion: well-formed, and about commands that
-exist. Where systemd-analyze is missing its test skips.
+"""The system's unit and shell completion: well-formed, and about commands that exist.
+
+Where systemd-analyze is missing its test skips.
 """
 
 from __future__ import annotations
 
 import os
-import plistlib
 import shlex
 import shutil
 import subprocess
@@ -28,16 +28,6 @@ def unit(key: str) -> list[str]:
     """The values of a key in the systemd unit."""
     lines = (DEPLOY / "mlxd.service").read_text(encoding="utf-8").splitlines()
     return [line.partition("=")[2] for line in lines if line.startswith(f"{key}=")]
-
-
-def agent() -> dict[str, object]:
-    """The launchd agent, filled in as its README says."""
-    text = (DEPLOY / "dev.mlxd.plist").read_text(encoding="utf-8")
-    filled = text.replace("@MLXD@", str(MLXD)).replace("@HOME@", str(Path.home()))
-    assert "@" not in filled
-    properties = plistlib.loads(filled.encode())
-    assert isinstance(properties, dict)
-    return properties
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path) -> None:
@@ -64,22 +54,10 @@ def test_the_unit_starts_a_real_command() -> None:
     assert parse_command(["mlxd", *words])["memory_limit"] == 12 << 30
 
 
-def test_the_agent_starts_a_real_command() -> None:
-    """The server takes the agent's command."""
-    words = agent()["ProgramArguments"]
-    assert isinstance(words, list)
-
-    assert words[0] == str(MLXD)
-    assert parse_command(["mlxd", *words[1:]])["allow_remote"] is False
-
-
-def test_both_wait_for_a_graceful_stop() -> None:
+def test_the_unit_waits_for_a_graceful_stop() -> None:
     """Nobody kills the server before streams and workers have had their time."""
     needs_s = SHUTDOWN_GRACE_S + WORKER_INTERRUPT_GRACE_S
-    patience_s = agent()["ExitTimeOut"]
-    assert isinstance(patience_s, int)
 
-    assert patience_s > needs_s
     assert [float(text) for text in unit("TimeoutStopSec")] > [needs_s]
 
 

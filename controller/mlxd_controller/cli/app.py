@@ -6,6 +6,7 @@ most commands do.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 from importlib import import_module
 from typing import Annotated, Any
@@ -14,18 +15,23 @@ import typer
 
 import mlxd as library
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli.configuration.keys import variables_of
+from mlxd_controller.cli.configuration.reading import load_configuration
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import LaunchCommand, ServeCommand
+from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.cli.output import Commands
 from mlxd_controller.cli.security import Credentials
 from mlxd_shared import config
 
 EPILOG = (
     "Exit codes: 0 done, 1 failed, 2 bad usage or refused request, 3 no such model, 4 no server,"
-    " 5 does not fit, 130 interrupted, 141 nobody reads the output."
+    " 5 does not fit, 130 interrupted, 141 nobody reads the output. Other names: list and ls for"
+    " models, stop for unload, rm for forget."
 )
 MODULES = {
     "serve": "mlxd_controller.cli.commands.serve",
+    "service": "mlxd_controller.cli.background.command",
     "gateway": "mlxd_controller.cli.commands.gateway",
     "launch": "mlxd_controller.cli.commands.launch",
     "keys": "mlxd_controller.cli.commands.keys",
@@ -42,14 +48,20 @@ MODULES = {
     "score": "mlxd_controller.cli.commands.score",
     "tokenize": "mlxd_controller.cli.commands.generate",
     "status": "mlxd_controller.cli.commands.status",
+    "logs": "mlxd_controller.cli.commands.logs",
     "health": "mlxd_controller.cli.commands.health",
     "fit": "mlxd_controller.cli.commands.load",
+    "config": "mlxd_controller.cli.configuration.command",
     "protos": "mlxd_controller.cli.commands.protos",
     "version": "mlxd_controller.cli.app",
 }
 """Where the function of each command's name is, in the order of the help."""
+OTHER_NAMES = {"list": "models", "ls": "models", "stop": "unload", "rm": "forget"}
+"""What people type who come from another tool; the help names them once."""
 CLASSES = {"serve": ServeCommand, "launch": LaunchCommand}
 """Of commands that read their arguments in a way of their own."""
+UNCONFIGURED = frozenset({"config", "version"})
+"""Commands that run whatever is wrong with the configuration file."""
 
 
 class CommandModules(Mapping[str, Any]):
@@ -75,7 +87,11 @@ def _make_command(name: str, function: Any) -> Any:  # noqa: ANN401 - as above
         return typer.main.get_command(function)
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=CLASSES.get(name))(function)
-    return typer.main.get_command(alone)
+    command = typer.main.get_command(alone)
+    variables = variables_of(name)
+    for parameter in command.params:
+        parameter.envvar = parameter.envvar or variables.get(parameter.name or "")
+    return command
 
 
 class Group(Commands):
@@ -83,6 +99,19 @@ class Group(Commands):
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**options | {"commands": CommandModules()})
+
+    def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - click's own
+        """Read the command line, with the configuration file in place of defaults."""
+        configuration = load_configuration(os.environ)
+        configuration.fill_environment(os.environ)
+        own = {"default_map": configuration.defaults(), "obj": configuration}
+        return super().make_context(*arguments, **options | own)
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:  # noqa: ANN401 - click's own
+        """Look the command up; one that would use a file that is refused does not run."""
+        if ctx.obj.problem and args[0] not in UNCONFIGURED and not ctx.resilient_parsing:
+            usage_error(ctx.obj.problem)
+        return super().resolve_command(ctx, [OTHER_NAMES.get(args[0], args[0]), *args[1:]])
 
     def list_commands(self, ctx: Any) -> list[str]:  # noqa: ANN401, ARG002 - click's own
         """Return the names in the order of the help."""

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import typer
 
+from mlxd_shared.config import WATCH_INTERVAL_MIN_S
 from mlxd_shared.domain.requests import SamplingOptions
 from mlxd_shared.domain.units import parse_bytes, parse_duration
 
@@ -29,7 +30,12 @@ def _parser(parse: Callable[[str], _T]) -> Callable[[str | _T], _T]:
     return check
 
 
-def _bias(text: str) -> tuple[int, float]:
+def read_bias(text: str) -> tuple[int, float]:
+    """Return what ID=BIAS says.
+
+    Raises:
+        ValueError: `text` is not that.
+    """
     token_id, equals, bias = text.partition("=")
     try:
         if equals and token_id.isdecimal():
@@ -42,7 +48,7 @@ def _bias(text: str) -> tuple[int, float]:
 # What `Annotated` needs to know of a parsed value is only that somebody has parsed it.
 duration = _parser(parse_duration)
 size = _parser(parse_bytes)
-bias = _parser(_bias)
+bias = _parser(read_bias)
 
 # Only the --address before the command reads MLXD_ADDRESS, so that no flag loses to it.
 GlobalAddress = Annotated[
@@ -63,6 +69,11 @@ Address = Annotated[
         show_default=False,
     ),
 ]
+Output = Annotated[
+    Literal["wide", "json"] | None,
+    typer.Option("--output", "-o", help="wide: all columns, however long; json: as --json."),
+]
+Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -71,6 +82,10 @@ def duration_option(text: str, *, show_default: bool = True) -> Any:  # noqa: AN
     return typer.Option(parser=duration, metavar="DURATION", help=text, show_default=show_default)
 
 
+Interval = Annotated[
+    float,
+    duration_option(f"With --watch; at least {WATCH_INTERVAL_MIN_S}s."),
+]
 KeepAlive = Annotated[
     float | None,
     duration_option(

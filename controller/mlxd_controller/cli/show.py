@@ -26,6 +26,7 @@ from mlxd_shared.domain.units import format_bytes, format_duration
 from mlxd_shared.ops.terminal import escape
 
 DIGEST_CHARS = 12
+_CLEAR = "\x1b[2J\x1b[H"
 _OF_EVERY_LINE = frozenset({"component", "incarnation", "timestamp"})
 _HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 _KV_TEXT = {
@@ -41,10 +42,15 @@ def table(
     *,
     right: Sequence[str] = (),
     spare: Sequence[str] = (),
+    wide: bool = False,
 ) -> None:
-    """Print rows under upper-case headings; see `lay_out`, whose `right` and `spare` these are."""
+    """Print rows under upper-case headings; see `lay_out`, whose `right` and `spare` these are.
+
+    wide: whether lines may be longer than the terminal's, so that no column is left out.
+    """
     cells = ([escape(cell) for cell in row] for row in rows)
-    headings, *lines = lay_out(columns, cells, width=_width(), right=right, spare=spare)
+    width = None if wide else _width()
+    headings, *lines = lay_out(columns, cells, width=width, right=right, spare=spare)
     if os.environ.get("TERM") != "dumb":
         headings = typer.style(headings, bold=True)  # which is gone where nobody sees it
     typer.echo("\n".join([headings, *lines]))
@@ -56,6 +62,12 @@ def fields(pairs: Iterable[tuple[str, str]]) -> None:
     if cells:
         _, *lines = lay_out(("name", "value"), cells, width=_width())
         typer.echo("\n".join(lines))
+
+
+def clear_screen() -> None:
+    """Empty the terminal; elsewhere, nothing."""
+    if sys.stdout.isatty():
+        typer.echo(_CLEAR, nl=False)
 
 
 def _width() -> int | None:
@@ -102,10 +114,10 @@ def _best(top: Sequence[TokenLogprob]) -> str:
     return f"  [{', '.join(_token(token).strip() for token in top)}]" if top else ""
 
 
-def log_line(line: str) -> str:
+def log_line(line: str, *, timed: bool = False) -> str:
     """Return a line of a program's output for people: of a structured one what happened, and why.
 
-    Of a traceback, the last line says that.
+    Of a traceback, the last line says that. `timed` begins it with its time.
     """
     try:
         fields = json.loads(line)
@@ -113,12 +125,13 @@ def log_line(line: str) -> str:
         return line
     if not isinstance(fields, dict) or not isinstance(fields.get("event"), str):
         return line
+    time = f"{fields.get('timestamp', '')} ".lstrip() if timed else ""
     fields = {name: value for name, value in fields.items() if name not in _OF_EVERY_LINE}
     event, level = fields.pop("event"), fields.pop("level", "info")
     if isinstance(fields.get("exception"), str):
         fields["exception"] = fields["exception"].strip().rpartition("\n")[2]
     said = ", ".join(f"{name} {value}" for name, value in fields.items())
-    return f"{level}: {event}" + (f" ({said})" if said else "")
+    return f"{time}{level}: {event}" + (f" ({said})" if said else "")
 
 
 def short(digest: str) -> str:

@@ -16,13 +16,13 @@ from typing import Annotated, Any
 
 import typer
 
+from mlxd_controller.cli.configuration.values import LEFT_OUT
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.settings import StorePlaces
 
 MODELS_DIR_VARIABLE = "MLXD_MODELS_DIR"
 HUB_CACHE_VARIABLE = "MLXD_HUB_CACHE"
 OLLAMA_VARIABLE = "MLXD_OLLAMA_MODELS"
-LEFT_OUT = "none"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
@@ -66,7 +66,7 @@ class Stores:
         return StorePlaces(
             models_dir=_choose_folder("--models-dir", self.models_dir, models_dir_of(environment)),
             hub_cache=_choose_folder("--hub-cache", self.hub_cache, hub_cache_of(environment)),
-            ollama=_choose_folder("--ollama-models", self.ollama_models, _ollama_of(environment)),
+            ollama=_choose_folder("--ollama-models", self.ollama_models, ollama_of(environment)),
         )
 
 
@@ -99,7 +99,8 @@ def _expand(path: str, environment: Mapping[str, str]) -> str:
     return _VARIABLE.sub(value, str(Path(path).expanduser()) if path.startswith("~") else path)
 
 
-def _ollama_of(environment: Mapping[str, str]) -> Path | None:
+def ollama_of(environment: Mapping[str, str]) -> Path | None:
+    """Return Ollama's directory of models; None where it is left out."""
     own = environment.get(OLLAMA_VARIABLE) or environment.get("OLLAMA_MODELS")
     return _folder(own or "~/.ollama/models")
 

@@ -48,6 +48,7 @@ def adopt(turn: Turn, event: Adopted) -> None:
         keep_alive_s=keep_alive_s,
         phase=Ready(event.worker, plan, since_s=turn.now_s),
         spec=event.spec,
+        configured=event.configured,
         pinned=bool(event.spec.pinned),
         last_used_s=turn.now_s,
         load_s=event.load_s,

@@ -25,6 +25,8 @@ class Arrived:
     path: str
     facts: ModelFacts
     keep_alive_s: float | None = None
+    configured: LoadSpec = NOTHING_FIXED
+    """What the configuration fixes for loads of the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,7 @@ class LoadAsked:
     path: str
     facts: ModelFacts
     spec: LoadSpec = NOTHING_FIXED
+    configured: LoadSpec = NOTHING_FIXED
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +83,7 @@ class Adopted:
     device: str
     spec: LoadSpec
     load_s: float
+    configured: LoadSpec = NOTHING_FIXED
 
 
 @dataclass(frozen=True, slots=True)

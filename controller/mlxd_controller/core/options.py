@@ -2,10 +2,27 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from mlxd_controller.core.phases import Joinable
 from mlxd_controller.core.state import Model
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
 from mlxd_shared.domain.requests import LoadSpec, Weights, merge
+
+
+def with_configured(model: Model, configured: LoadSpec, *, keep_alive_s: float) -> Model:
+    """Return a model for which nothing is fixed but what the configuration fixes.
+
+    keep_alive_s: of models for which it says nothing of that.
+    """
+    own_s = configured.keep_alive_s
+    return replace(
+        model,
+        spec=configured,
+        configured=configured,
+        pinned=bool(configured.pinned),
+        keep_alive_s=keep_alive_s if own_s is None else own_s,
+    )
 
 
 def fill_in(spec: LoadSpec, before: LoadSpec) -> LoadSpec:

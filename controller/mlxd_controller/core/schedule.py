@@ -37,7 +37,7 @@ from mlxd_controller.core.events import (
     WorkerDied,
 )
 from mlxd_controller.core.machines import note_devices
-from mlxd_controller.core.options import conflict, fill_in
+from mlxd_controller.core.options import conflict, fill_in, with_configured
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.core.placement.holding import end_holds
 from mlxd_controller.core.placement.homes import plans_for
@@ -119,7 +119,9 @@ def _find_model(turn: Turn, event: Arrived | LoadAsked) -> Model:
     model = turn.state.models.get(event.digest)
     if model is None:
         turn.forget_one_of(config.MODELS_KNOWN_MAX)
-        return Model(event.digest, event.name, event.path, event.facts, turn.state.keep_alive_s)
+        keep_alive_s = turn.state.keep_alive_s
+        new = Model(event.digest, event.name, event.path, event.facts, keep_alive_s)
+        return with_configured(new, event.configured, keep_alive_s=keep_alive_s)
     if isinstance(model.phase, phases.Cold):
         return replace(model, name=event.name, path=event.path, facts=event.facts)
     return model

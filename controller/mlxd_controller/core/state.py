@@ -51,6 +51,8 @@ class Model:
     keep_alive_s: float
     phase: Phase = UNLOADED
     spec: LoadSpec = NOTHING_FIXED
+    configured: LoadSpec = NOTHING_FIXED
+    """What the configuration fixes for its loads, before anybody else does."""
     pinned: bool = False
     last_used_s: float = 0.0
     measured: tuple[Known, ...] = ()

@@ -14,6 +14,7 @@ from mlxd_controller.core.actions import (
     StopWorker,
 )
 from mlxd_controller.core.demand import NO_DEMAND, Waiter, Want
+from mlxd_controller.core.options import with_configured
 from mlxd_controller.core.phases import (
     Cold,
     Draining,
@@ -27,7 +28,7 @@ from mlxd_controller.core.phases import (
     lies_ahead,
     with_demand,
 )
-from mlxd_controller.core.state import NOTHING_FIXED, Model, State
+from mlxd_controller.core.state import Model, State
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, ModelUnloaded, QueueFull, ShuttingDown
 from mlxd_shared.domain.retry_times import retry_after_s
@@ -155,17 +156,9 @@ class Turn:
         return self.end(model, Failed(error))
 
     def forget_options(self, model: Model) -> Model:
-        """Drop what an operator fixed for this load; the next one starts from the defaults."""
-        return self.put(
-            replace(
-                model,
-                spec=NOTHING_FIXED,
-                pinned=False,
-                failures=0,
-                retry_s=None,
-                keep_alive_s=self.state.keep_alive_s,
-            )
-        )
+        """Drop what was fixed for this load; the next one starts from what is configured."""
+        free = with_configured(model, model.configured, keep_alive_s=self.state.keep_alive_s)
+        return self.put(replace(free, failures=0, retry_s=None))
 
     def forget_one_of(self, known_max: int) -> None:
         """Where so many models are known, forget the one that was used longest ago, if it is cold.

@@ -1,14 +1,14 @@
-"""A child's output: forwarded to the log line by line, the last lines kept, no line too long."""
+"""A child's output: forwarded to the log line by line and kept, no line too long."""
 
 from __future__ import annotations
 
 import asyncio
 import codecs
 import json
-from collections import deque
 
 from structlog.typing import FilteringBoundLogger
 
+from mlxd_controller.runtime.kept_lines import KeptLines
 from mlxd_shared import config
 from mlxd_shared.ops.logs import LEVELS
 
@@ -50,13 +50,10 @@ class LineCutter:
 class Output:
     """Reads one child's output to its end."""
 
-    def __init__(self, log: FilteringBoundLogger) -> None:
+    def __init__(self, log: FilteringBoundLogger, lines: KeptLines) -> None:
+        """Write each line to `log`, and keep it in `lines`."""
         self._log = log
-        self._lines: deque[str] = deque(maxlen=config.LAST_LINES_MAX)
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines, oldest first."""
-        return tuple(self._lines)
+        self._lines = lines
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
         """Forward every line until the stream ends."""
@@ -68,7 +65,7 @@ class Output:
     def _keep(self, lines: list[str]) -> None:
         for line in lines:
             if line:
-                self._lines.append(line)
+                self._lines.add(line)
                 forward(self._log, line)
 
 

@@ -22,6 +22,7 @@ from structlog.typing import FilteringBoundLogger
 from mlxd_controller.launcher.child import Child, Pipe, PipeReader
 from mlxd_controller.launcher.output import Output
 from mlxd_controller.launcher.records import Record, WorkerFiles
+from mlxd_controller.runtime.kept_lines import KeptLines
 from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
 from mlxd_shared.ops.known_process import KnownProcess
@@ -41,6 +42,8 @@ class EndingProcess(ABC):
     def __init__(self, incarnation: str, ended: asyncio.Future[int]) -> None:
         """Name the process; the result of `ended` is its exit code."""
         self.incarnation = incarnation
+        self.output = KeptLines()
+        ended.add_done_callback(lambda _: self.output.close())
         self._ended = ended
         self._closing: asyncio.Task[int] | None = None
 
@@ -48,6 +51,10 @@ class EndingProcess(ABC):
     def exit_code(self) -> int | None:
         """None while it lives; negative: a signal; END_UNKNOWN: not ours to see."""
         return self._ended.result() if self._ended.done() else None
+
+    def last_lines(self) -> tuple[str, ...]:
+        """Return the last lines of output that were read, oldest first."""
+        return self.output.last(config.LAST_LINES_MAX)
 
     async def wait_exited(self) -> int:
         """Return the exit code once it has ended, and is reaped where it is a child."""
@@ -72,11 +79,7 @@ class LocalProcess(EndingProcess):
         self.files = files
         self.proof: Proof | None = None
         self._log = log
-        self._output = Output(log)
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return the last lines of output that were read, oldest first."""
-        return self._output.last_lines()
+        self._forwarding = Output(log, self.output)
 
     def remember(self, holding: Holding | None) -> None:
         """Write its record anew; see the port."""
@@ -120,7 +123,7 @@ class SubprocessWorker(LocalProcess):
         self._life = life
 
     async def _follow(self) -> int:
-        reading = asyncio.create_task(self._output.follow(self._reader.stream))
+        reading = asyncio.create_task(self._forwarding.follow(self._reader.stream))
         code = await self._process.wait()
         await asyncio.wait({reading}, timeout=config.EOF_GRACE_S)
         if not reading.done():
@@ -176,7 +179,7 @@ class AdoptedWorker(LocalProcess):
 
     async def _read(self, reader: PipeReader) -> None:
         try:
-            await self._output.follow(reader.stream)
+            await self._forwarding.follow(reader.stream)
         finally:
             reader.close()
 

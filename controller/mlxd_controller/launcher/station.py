@@ -51,18 +51,13 @@ class AttachedProcess(EndingProcess):
         self.pid = worker.pid
         self.address = station.address
         self._station = station
-        self._lines: tuple[str, ...] = ()
-
-    def last_lines(self) -> tuple[str, ...]:
-        """Return how it was lost; its output is not ours to see."""
-        return self._lines
 
     def remember(self, holding: Holding | None) -> None:
         """Nothing: an attached worker says itself what it holds."""
 
     def note_lost(self, reason: str) -> None:
-        """Note that the process has gone."""
-        self._lines = (f"worker {self._station.name} at {self.address}: {reason}",)
+        """Note that the process has gone; of its output, which is not ours to see, this is all."""
+        self.output.add(f"worker {self._station.name} at {self.address}: {reason}")
         self._end(END_UNKNOWN)
 
     async def _close(self) -> int:

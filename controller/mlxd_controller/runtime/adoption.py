@@ -56,6 +56,7 @@ def _enrol(survivor: Survivor, number: int, device: Device, clock: Clock) -> tup
         device=survivor.device,
         spec=holding.spec,
         load_s=holding.load_s,
+        configured=ref.configured,
     )
     worker = Worker(
         number=number,

@@ -14,6 +14,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Protocol
 
+from mlxd_controller.core.state import NOTHING_FIXED
+from mlxd_controller.runtime.kept_lines import KeptLines
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.errors import MlxdError
@@ -73,6 +75,8 @@ class ModelRef:
     has_pooling: bool = False
     """Whether its files say how its texts become vectors."""
     has_chat_template: bool = False
+    configured: LoadSpec = NOTHING_FIXED
+    """What the operator's configuration fixes for loads of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,6 +202,10 @@ class WorkerProcess(Protocol):
     @property
     def exit_code(self) -> int | None:
         """None while it lives; negative: the signal that ended it."""
+
+    @property
+    def output(self) -> KeptLines:
+        """What it has written, as far as that is kept; closed once it has ended."""
 
     def last_lines(self) -> tuple[str, ...]:
         """Return its last lines of output, oldest first."""

@@ -189,7 +189,8 @@ class Runtime:
             MlxdError: the scheduler's refusal.
         """
         ticket = next(self._tickets)
-        event = ev.Arrived(ticket, ref.digest, ref.name, str(ref.path), ref.facts, keep_alive_s)
+        place = (ticket, ref.digest, ref.name, str(ref.path), ref.facts)
+        event = ev.Arrived(*place, keep_alive_s, ref.configured)
         async with self._ask(event) as answer:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -211,7 +212,8 @@ class Runtime:
         Leaving does not end the load.
         """
         ticket = next(self._tickets)
-        event = ev.LoadAsked(ticket, ref.digest, ref.name, str(ref.path), ref.facts, spec)
+        place = (ticket, ref.digest, ref.name, str(ref.path), ref.facts)
+        event = ev.LoadAsked(*place, spec, ref.configured)
         async with self._ask(event) as answer:
             yield answer
 

@@ -62,6 +62,12 @@ class Workers:
         self._dead = {d: worker for d, worker in self._dead.items() if worker.ended_s >= since_s}
         return tuple(self._dead.values())
 
+    def last_of(self, digest: str) -> Worker | None:
+        """Return a model's worker, or else the last one that failed, for DEAD_SHOWN_S."""
+        living = [worker for worker in self._live.values() if worker.digest == digest]
+        dead = [worker for worker in self.dead() if worker.digest == digest]
+        return next(reversed([*dead, *living]), None)
+
     def drop_dead(self, digest: str) -> None:
         """Say no more of a model's failed worker: somebody has seen to the model."""
         self._dead.pop(digest, None)

@@ -14,18 +14,20 @@ from typing import Any
 
 from mlxd.v1 import model_pb2, types_pb2
 from mlxd_controller.core import actions
-from mlxd_controller.core.options import conflict
+from mlxd_controller.core.options import conflict, fill_in
 from mlxd_controller.core.phases import Ready
 from mlxd_controller.core.report import report
 from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.changes import Subscription
+from mlxd_controller.runtime.kept_lines import Piece
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
-from mlxd_controller.runtime.runtime import Lease, Runtime
+from mlxd_controller.runtime.runtime import LOADING_RETRY_S, Lease, Runtime
+from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
 from mlxd_models.fit.options import check_options
 from mlxd_shared import config
-from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest, ModelLoading, QueueFull
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
@@ -42,6 +44,7 @@ class ModelService:
         self._catalog = catalog
         self._runtime = runtime
         self._clock = clock
+        self._log_readers = 0
 
     async def ListModels(
         self, request: model_pb2.ListModelsRequest, context: Context
@@ -143,6 +146,32 @@ class ModelService:
                 if changed is not None:
                     yield model_pb2.WatchModelsResponse(model=self._view(changed, model))
 
+    async def ReadLogs(
+        self, request: model_pb2.ReadLogsRequest, context: Context
+    ) -> AsyncGenerator[model_pb2.ReadLogsResponse, None]:
+        """Send what a model's worker has written, and with `follow` what it goes on to write."""
+        if not request.model:
+            raise InvalidRequest.of("model", "is required: a log is one model's")
+        tail = request.tail if request.HasField("tail") else config.LINES_KEPT_MAX
+        if tail > config.LINES_KEPT_MAX:
+            raise InvalidRequest.of("tail", f"{tail} is above {config.LINES_KEPT_MAX}")
+        ref = await self._catalog.find(request.model)
+        _check_key(ref.name, request.model)
+        worker = _check_worker(ref, self._runtime.workers.last_of(ref.digest))
+        if self._log_readers >= config.LOG_READERS_MAX:
+            raise QueueFull("readers of logs", config.LOG_READERS_MAX)
+        self._log_readers += 1
+        try:
+            async for piece in _read_output(worker, tail=tail, follow=request.follow):
+                yield model_pb2.ReadLogsResponse(
+                    lines=piece.lines,
+                    missed_lines=piece.missed,
+                    worker_incarnation=worker.incarnation,
+                    pid=0 if worker.process is None else worker.process.pid,
+                )
+        finally:
+            self._log_readers -= 1
+
     # --- views -----------------------------------------------------------------------------------
 
     def _to_message(self, ref: ModelRef | BrokenRef) -> types_pb2.Model:
@@ -157,9 +186,44 @@ class ModelService:
     def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
         self._runtime.measure()
         state = self._runtime.state
+        if ref.digest not in state.models:
+            spec = fill_in(spec, ref.configured)
         fit_report = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
         return report_to_pb(fit_report, ref, names)
+
+
+def _check_worker(ref: ModelRef, worker: Worker | None) -> Worker:
+    """Return the worker whose output a model's log is, or refuse.
+
+    Raises:
+        InvalidRequest: there is none, or it writes elsewhere.
+        ModelLoading: it has only just been started.
+    """
+    if worker is None:
+        raise InvalidRequest.of("model", f"{ref.name} has no worker, nor one that failed of late")
+    if not worker.local:
+        problem = f"the worker of {ref.name} was started elsewhere, where its output is"
+        raise InvalidRequest.of("model", problem)
+    if worker.process is None and worker.failed_start is None:
+        raise ModelLoading(ref.name, LOADING_RETRY_S, 0.0)
+    return worker
+
+
+async def _read_output(worker: Worker, *, tail: int, follow: bool) -> AsyncGenerator[Piece, None]:
+    """Yield the last lines of a worker's output; with `follow`, the further ones to its end."""
+    if worker.process is None:  # it never listened, so that its last lines are all there is
+        lines = worker.last_lines()[-tail:] if tail else ()
+        yield Piece(lines, len(lines), missed=0)
+        return
+    output = worker.process.output
+    end = output.end
+    number = max(output.begin, end - tail)
+    while number < end or (follow and await output.wait(number)):
+        end = output.end if follow else end
+        piece = output.read(number, end=end, nbytes_max=config.LOG_MESSAGE_BYTES_MAX)
+        number = piece.end
+        yield piece
 
 
 def _check_key(*names: str) -> None:

@@ -12,7 +12,7 @@ from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.worker import Worker
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
-from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Weights, merge
+from mlxd_shared.domain.requests import DEFAULTS, Weights, merge
 from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
 from mlxd_shared.wire.records import timestamp_to_pb, write
 
@@ -37,7 +37,7 @@ def model_to_pb(
     ref: ModelRef, model: Model | None, worker: Worker | None, clock: Clock
 ) -> types_pb2.Model:
     """Return a model as it is. `model` and `worker` are None where it was never asked for."""
-    spec = LoadSpec() if model is None else model.spec
+    spec = ref.configured if model is None else model.spec
     pb = types_pb2.Model(
         name=ref.name,
         aliases=ref.aliases,

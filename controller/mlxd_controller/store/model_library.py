@@ -25,6 +25,7 @@ from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.aliases import AliasPlaces, Unreadable
 from mlxd_controller.store.folder import Entry, Folder, Readings, ref_of
 from mlxd_controller.store.folder_paths import existing_folder, resolve_folder
+from mlxd_controller.store.load_defaults import LoadDefaults
 from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.naming import beginning_of_digest, hint_for
 from mlxd_controller.store.remembered import RememberedNames
@@ -55,12 +56,14 @@ class Library:
         *,
         aliases: Path | None = None,
         remembered: RememberedNames | None = None,
+        load_defaults: LoadDefaults = LoadDefaults(),  # noqa: B008 - frozen
         foreign: Family[Any] = FOREIGN,
     ) -> None:
         """Take the configured names, those that loads gave before, and stores; no model is read.
 
         aliases: the directory that has the file of aliases. remembered: the file of names that
-        loads gave. foreign: what describes models that mlx-lm alone has an architecture for.
+        loads gave. load_defaults: what is configured for loads. foreign: what describes models that
+        mlx-lm alone has an architecture for.
 
         Raises:
             InvalidRequest: a name is given twice, or is not a name; or a path is not text.
@@ -70,6 +73,7 @@ class Library:
         self._loaded = LoadedNames()
         self._seen: dict[str, Place] = {}
         self._readings = Readings(foreign)
+        self._load_defaults = load_defaults
         self._refs: dict[str, ModelRef] = {}
         self._shelves = tuple(shelves)
         self._aliases = AliasPlaces(aliases)
@@ -311,7 +315,8 @@ class Library:
 
     def _keep(self, place: Place, folder: Folder, names: Sequence[str]) -> ModelRef:
         """Keep and return a model under all its names, in alphabetical order."""
-        ref = ref_of(place, folder, names)
+        configured = self._load_defaults.find((*names, folder.digest))
+        ref = replace(ref_of(place, folder, names), configured=configured)
         self._refs.pop(folder.digest, None)
         self._refs[folder.digest] = ref
         while len(self._refs) > REFS_MAX:  # those of files that have changed since

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.hub import HubShelf
+from mlxd_controller.store.load_defaults import LoadDefaults
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.models_dir import ModelsShelf
 from mlxd_controller.store.ollama import OllamaShelf
@@ -24,11 +25,16 @@ def demo_model() -> Path:
 
 
 def library_of(
-    models: Iterable[tuple[str, Path]], places: StorePlaces, *, launches: bool = True
+    models: Iterable[tuple[str, Path]],
+    places: StorePlaces,
+    *,
+    launches: bool = True,
+    load_defaults: LoadDefaults = LoadDefaults(),  # noqa: B008 - frozen
 ) -> Library:
     """Return the models that were named, and those of the stores.
 
-    launches: workers are of this installation, so that what it lacks they lack.
+    launches: workers are of this installation, so that what it lacks they lack. load_defaults: what
+    is configured for loads.
 
     Raises:
         InvalidRequest, QueueFull: see Library.
@@ -43,5 +49,6 @@ def library_of(
         shelves,
         aliases=places.models_dir,
         remembered=RememberedNames(places.models_dir),
+        load_defaults=load_defaults,
         foreign=foreign,
     )

@@ -316,3 +316,68 @@ class WatchModelsResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WatchModelsResponse: _TypeAlias = WatchModelsResponse  # noqa: Y015
+
+@_typing.final
+class ReadLogsRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    TAIL_FIELD_NUMBER: _builtins.int
+    FOLLOW_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """A name, alias or digest; required."""
+    tail: _builtins.int
+    """How many of the last lines to begin with. Absent: all that are kept, at most 2,000 or 512 KiB;
+    0: none; above 2,000 is refused.
+    """
+    follow: _builtins.bool
+    """Go on with each further line until the worker has ended."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        tail: _builtins.int | None = ...,
+        follow: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_tail", b"_tail", "tail", b"tail"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_tail", b"_tail", "follow", b"follow", "model", b"model", "tail", b"tail"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType__tail: _TypeAlias = _typing.Literal["tail"]  # noqa: Y015
+    _WhichOneofArgType__tail: _TypeAlias = _typing.Literal["_tail", b"_tail"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__tail) -> _WhichOneofReturnType__tail | None: ...
+
+Global___ReadLogsRequest: _TypeAlias = ReadLogsRequest  # noqa: Y015
+
+@_typing.final
+class ReadLogsResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    LINES_FIELD_NUMBER: _builtins.int
+    MISSED_LINES_FIELD_NUMBER: _builtins.int
+    WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    missed_lines: _builtins.int
+    """How many lines before these were dropped while this reader had not read them."""
+    worker_incarnation: _builtins.str
+    """The worker that wrote them."""
+    pid: _builtins.int
+    @_builtins.property
+    def lines(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """In order, each at most 4,096 characters; what is longer is cut and marked so."""
+
+    def __init__(
+        self,
+        *,
+        lines: _abc.Iterable[_builtins.str] | None = ...,
+        missed_lines: _builtins.int = ...,
+        worker_incarnation: _builtins.str = ...,
+        pid: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["lines", b"lines", "missed_lines", b"missed_lines", "pid", b"pid", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ReadLogsResponse: _TypeAlias = ReadLogsResponse  # noqa: Y015

@@ -65,6 +65,11 @@ class ModelServiceStub(object):
                 request_serializer=mlxd_dot_v1_dot_model__pb2.WatchModelsRequest.SerializeToString,
                 response_deserializer=mlxd_dot_v1_dot_model__pb2.WatchModelsResponse.FromString,
                 _registered_method=True)
+        self.ReadLogs = channel.unary_stream(
+                '/mlxd.v1.ModelService/ReadLogs',
+                request_serializer=mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer(object):
@@ -114,6 +119,15 @@ class ModelServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def ReadLogs(self, request, context):
+        """Sends the last lines that a model's worker has written, and with follow each further one until
+        that worker has ended. Of a model without a worker, those of the last one that failed. A worker
+        that the controller did not start writes elsewhere; that is refused.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -146,6 +160,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.WatchModels,
                     request_deserializer=mlxd_dot_v1_dot_model__pb2.WatchModelsRequest.FromString,
                     response_serializer=mlxd_dot_v1_dot_model__pb2.WatchModelsResponse.SerializeToString,
+            ),
+            'ReadLogs': grpc.unary_stream_rpc_method_handler(
+                    servicer.ReadLogs,
+                    request_deserializer=mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -311,6 +330,33 @@ class ModelService(object):
             '/mlxd.v1.ModelService/WatchModels',
             mlxd_dot_v1_dot_model__pb2.WatchModelsRequest.SerializeToString,
             mlxd_dot_v1_dot_model__pb2.WatchModelsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def ReadLogs(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mlxd.v1.ModelService/ReadLogs',
+            mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.SerializeToString,
+            mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.FromString,
             options,
             channel_credentials,
             insecure,

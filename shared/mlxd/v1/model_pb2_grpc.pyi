@@ -48,6 +48,11 @@ class ModelServiceStub:
     """
     WatchModels: _grpc.UnaryStreamMultiCallable[_model_pb2.WatchModelsRequest, _model_pb2.WatchModelsResponse]
     """Sends every model once, then each change."""
+    ReadLogs: _grpc.UnaryStreamMultiCallable[_model_pb2.ReadLogsRequest, _model_pb2.ReadLogsResponse]
+    """Sends the last lines that a model's worker has written, and with follow each further one until
+    that worker has ended. Of a model without a worker, those of the last one that failed. A worker
+    that the controller did not start writes elsewhere; that is refused.
+    """
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -69,6 +74,11 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """
     WatchModels: _aio.UnaryStreamMultiCallable[_model_pb2.WatchModelsRequest, _model_pb2.WatchModelsResponse]  # type: ignore[assignment]
     """Sends every model once, then each change."""
+    ReadLogs: _aio.UnaryStreamMultiCallable[_model_pb2.ReadLogsRequest, _model_pb2.ReadLogsResponse]  # type: ignore[assignment]
+    """Sends the last lines that a model's worker has written, and with follow each further one until
+    that worker has ended. Of a model without a worker, those of the last one that failed. A worker
+    that the controller did not start writes elsewhere; that is refused.
+    """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
     """The models that a controller knows, and which of them are in memory."""
@@ -123,5 +133,16 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_model_pb2.WatchModelsResponse], _abc.AsyncIterator[_model_pb2.WatchModelsResponse]]:
         """Sends every model once, then each change."""
+
+    @_abc_1.abstractmethod
+    def ReadLogs(
+        self,
+        request: _model_pb2.ReadLogsRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_model_pb2.ReadLogsResponse], _abc.AsyncIterator[_model_pb2.ReadLogsResponse]]:
+        """Sends the last lines that a model's worker has written, and with follow each further one until
+        that worker has ended. Of a model without a worker, those of the last one that failed. A worker
+        that the controller did not start writes elsewhere; that is refused.
+        """
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

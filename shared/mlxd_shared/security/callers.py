@@ -43,6 +43,7 @@ SCOPES: Final[Mapping[str, frozenset[Scope]]] = MappingProxyType(
         "/mlxd.v1.ModelService/ListModels": frozenset(Scope),
         "/mlxd.v1.ModelService/GetModel": frozenset(Scope),
         "/mlxd.v1.ModelService/WatchModels": _OBSERVE | _MANAGE,
+        "/mlxd.v1.ModelService/ReadLogs": _OBSERVE | _MANAGE,
         "/mlxd.v1.ModelService/LoadModel": _MANAGE,
         "/mlxd.v1.ModelService/UnloadModel": _MANAGE,
         "/mlxd.v1.ModelService/ForgetModel": _MANAGE,

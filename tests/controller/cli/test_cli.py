@@ -30,6 +30,7 @@ async def test_help_names_every_command_and_exit_code() -> None:
 
     for command in (
         "serve", "load", "unload", "ps", "models", "generate", "tokenize", "status", "fit",
+        "config",
     ):  # fmt: skip
         assert f"\n  {command} " in ran.out
     assert "130 interrupted" in " ".join(ran.out.split())

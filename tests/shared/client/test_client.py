@@ -19,7 +19,7 @@ from mlxd import (
     SamplingOptions,
     Weights,
 )
-from mlxd.messages import FitTerm, MetricKind, ModelState, ProcessRole
+from mlxd.messages import FitTerm, LogLines, MetricKind, ModelState, ProcessRole
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.domain.chats import Chat, ChatMessage
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound, ModelTooLarge
@@ -195,6 +195,29 @@ async def test_unload_sends_grace_and_force() -> None:
     assert (forced.grace.ToMilliseconds(), forced.force) == (1500, True)
     assert isinstance(patient, model_pb2.UnloadModelRequest)
     assert patient.grace.seconds == -1
+
+
+@pytest.mark.asyncio
+async def test_logs_come_in_pieces_and_are_asked_for_by_their_fields() -> None:
+    """What is not said stays absent; a number of lines that the wire cannot carry is refused."""
+    pieces = [
+        model_pb2.ReadLogsResponse(lines=["a", "b"], worker_incarnation="i", pid=7),
+        model_pb2.ReadLogsResponse(lines=["z"], missed_lines=3, worker_incarnation="i", pid=7),
+    ]
+    async with serving(Answers(logs=pieces)) as fake, Client(fake.address) as client:
+        async with client.read_logs("m") as whole:
+            assert [piece async for piece in whole] == [
+                LogLines(("a", "b"), 0, "i", 7), LogLines(("z",), 3, "i", 7)
+            ]  # fmt: skip
+        async with client.read_logs("m", tail=0, follow=True) as followed:
+            assert len([piece async for piece in followed]) == 2
+        with pytest.raises(InvalidRequest, match="tail: -1 is outside"):
+            client.read_logs("m", tail=-1)
+
+    assert fake.requests == [
+        model_pb2.ReadLogsRequest(model="m"),
+        model_pb2.ReadLogsRequest(model="m", tail=0, follow=True),
+    ]
 
 
 @pytest.mark.asyncio

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
+
 from google.protobuf.duration_pb2 import Duration
 
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
-from mlxd_shared.domain.errors import ModelNotFound
+from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound
+from tests.support.cli import LIMIT_S
 from tests.system.wire.probe import LONG, Probes, Wire, read, refusal
 
 PROBES = Probes()
@@ -182,6 +185,26 @@ async def watch_sends_the_state_and_each_change(wire: Wire) -> None:
         if message.model.state == types_pb2.MODEL_STATE_READY:
             break
     call.cancel()
+
+
+@covering("ReadLogsRequest.model", "ReadLogsRequest.tail", "ReadLogsRequest.follow")
+async def a_worker_s_log_is_read(wire: Wire) -> None:
+    """All lines that are kept, the last one alone, and what follows to the worker's end."""
+    await load(wire, model_pb2.LoadModelRequest(model=wire.model))
+    request = model_pb2.ReadLogsRequest(model=wire.model)
+    whole = [wire.recorder.see(message) async for message in wire.models.ReadLogs(request)]
+    lines = [line for message in whole for line in message.lines]
+    request.tail = 1
+    (last,) = [message async for message in wire.models.ReadLogs(request)]
+    assert lines
+    assert list(last.lines) == lines[-1:]
+    request.follow = True
+    call = wire.models.ReadLogs(request)
+    assert list((await read(call)).lines) == lines[-1:]
+    await unload(wire, wire.model)
+    async with asyncio.timeout(LIMIT_S):
+        _ = [message async for message in call]
+    assert isinstance(await refusal(read(wire.models.ReadLogs(request))), InvalidRequest)
 
 
 @covering("GetStatusRequest.model", "WatchStatusRequest.model", "WatchStatusRequest.interval")

@@ -12,6 +12,7 @@ import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, is_unreachable, usage_error
 from mlxd_controller.cli.security import Server
@@ -29,7 +30,7 @@ Alias = Annotated[
     ),
 ]
 Target = Annotated[
-    str | None, typer.Argument(metavar="[MODEL]", help="The model's name, such as ORG/NAME.")
+    str | None, named_model("The model's name, such as ORG/NAME.", metavar="[MODEL]")
 ]
 Remove = Annotated[bool, typer.Option("--remove", help="Remove the alias.")]
 Force = Annotated[

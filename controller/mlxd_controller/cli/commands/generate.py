@@ -15,6 +15,7 @@ from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
 from mlxd_controller.cli.commands.printing import ChoicePrinter
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, usage_error
 from mlxd_controller.cli.security import Server
@@ -23,9 +24,7 @@ from mlxd_shared.domain.requests import FinishReason
 
 ModelName = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", help='A name, alias or digest; "" if the server has one model.'
-    ),
+    named_model('A name, alias or digest; "" if the server has one model.', metavar="MODEL"),
 ]
 Prompt = Annotated[
     str | None,

@@ -11,6 +11,7 @@ import typer
 from mlxd.messages import FitReport, Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.progress import ByteBar
@@ -22,9 +23,7 @@ from mlxd_shared.domain.units import format_bytes
 
 ModelOrPath = Annotated[
     str,
-    typer.Argument(
-        metavar="MODEL", help="A name, alias or digest, or a model folder such as ./my-model."
-    ),
+    named_model("A name, alias or digest, or a model folder such as ./my-model.", metavar="MODEL"),
 ]
 Name = Annotated[
     str,

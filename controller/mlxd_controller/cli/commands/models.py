@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime as dt
 from collections.abc import Callable, Mapping, Sequence
 from typing import Annotated, TypeAlias
@@ -11,11 +12,16 @@ import typer
 from mlxd.messages import Model, ModelState
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, complain
+from mlxd_controller.cli.outcome import ExitCode, complain, usage_error
 from mlxd_controller.cli.security import Server
-from mlxd_shared.config import UNLOAD_GRACE_DEFAULT_S
-from mlxd_shared.domain.units import format_bytes
+from mlxd_shared.config import (
+    UNLOAD_GRACE_DEFAULT_S,
+    WATCH_INTERVAL_DEFAULT_S,
+    WATCH_INTERVAL_MIN_S,
+)
+from mlxd_shared.domain.units import FOREVER_S, format_bytes
 
 Columns: TypeAlias = Mapping[str, Callable[[Model], str]]
 """What a list says of a model, by the columns' names."""
@@ -30,7 +36,7 @@ Force = Annotated[bool, typer.Option("--force", help="End streams in progress at
 
 
 @ask_server
-async def models(*, as_json: o.Json = False, where: Server) -> ExitCode:
+async def models(*, output: o.Output = None, as_json: o.Json = False, where: Server) -> ExitCode:
     """List the models that the server knows."""
     columns: Columns = {
         "name": lambda model: ", ".join((model.name, *model.aliases)),
@@ -43,14 +49,35 @@ async def models(*, as_json: o.Json = False, where: Server) -> ExitCode:
         "path": lambda model: model.path,
     }
     async with where.client() as client:
-        return _list(await client.models(), columns, as_json=as_json)
+        _list(await client.models(), columns, output="json" if as_json else output)
+    return ExitCode.OK
 
 
 @ask_server
-async def ps(*, as_json: o.Json = False, where: Server) -> ExitCode:
+async def ps(
+    *,
+    output: o.Output = None,
+    watch: o.Watch = False,
+    interval: o.Interval = WATCH_INTERVAL_DEFAULT_S,
+    as_json: o.Json = False,
+    where: Server,
+) -> ExitCode:
     """List the models that are loaded, loading or unloading."""
+    if not WATCH_INTERVAL_MIN_S <= interval < FOREVER_S:
+        usage_error(f"--interval: at least {WATCH_INTERVAL_MIN_S}s, and not for ever")
+    form = "json" if as_json else output
     async with where.client() as client:
-        known = await client.models()
+        while True:
+            known = await client.models()
+            if watch and form != "json":
+                show.clear_screen()
+            _list_loaded(known, form)
+            if not watch:
+                return ExitCode.OK
+            await asyncio.sleep(interval)
+
+
+def _list_loaded(known: Sequence[Model], output: str | None) -> None:
     now = dt.datetime.now(dt.UTC)
     columns: Columns = {
         "name": lambda model: model.name,
@@ -64,25 +91,24 @@ async def ps(*, as_json: o.Json = False, where: Server) -> ExitCode:
         "state": show.state,
     }
     loaded = [model for model in known if model.state is not ModelState.UNLOADED]
-    return _list(loaded, columns, as_json=as_json)
+    _list(loaded, columns, output=output)
 
 
-def _list(models: Sequence[Model], columns: Columns, *, as_json: bool) -> ExitCode:
-    if as_json:
+def _list(models: Sequence[Model], columns: Columns, *, output: str | None) -> None:
+    if output == "json":
         show.json_line(models)
-        return ExitCode.OK
+        return
     rows = [[text_of(model) for text_of in columns.values()] for model in models]
     spare = [column for column in SPARE if column in columns]
-    show.table(tuple(columns), rows, right=NUMBERS, spare=spare)
+    show.table(tuple(columns), rows, right=NUMBERS, spare=spare, wide=output == "wide")
     for model in models:
         if model.state is ModelState.FAILED:
             complain(f"{model.name}: {model.error}")
-    return ExitCode.OK
 
 
 @ask_server
 async def unload(
-    model: Annotated[str, typer.Argument(help="A name, alias or digest.")],
+    model: Annotated[str, named_model("A name, alias or digest.")],
     *,
     grace: Grace = None,
     force: Force = False,
@@ -103,7 +129,7 @@ async def unload(
 
 @ask_server
 async def forget(
-    name: Annotated[str, typer.Argument(help="A name that `mlxd load FOLDER` created.")],
+    name: Annotated[str, named_model("A name that `mlxd load FOLDER` created.")],
     *,
     as_json: o.Json = False,
     where: Server,

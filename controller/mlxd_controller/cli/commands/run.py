@@ -21,6 +21,7 @@ from mlxd import Client
 from mlxd.answers import Delta, Finished
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.generate import MaxTokens, Stats, conclude
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEditor
 from mlxd_controller.cli.outcome import (
@@ -44,7 +45,7 @@ HELP = (
 )
 
 ModelOrPath = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A name, alias or digest, or a folder (./NAME).")
+    str, named_model("A name, alias or digest, or a folder (./NAME).", metavar="MODEL")
 ]
 Message = Annotated[
     str | None,

@@ -1,10 +1,11 @@
-"""`mlxd serve`: the controller itself, in the foreground."""
+"""`mlxd serve`: the controller itself, in the foreground unless it is detached."""
 
 from __future__ import annotations
 
 import gc
 import os
 import resource
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -12,12 +13,15 @@ from typing import Annotated, Literal
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.environment import (
+from mlxd_controller.cli.background.detaching import DETACHED_VARIABLE, detach
+from mlxd_controller.cli.configuration.environment import (
     KEEP_ALIVE_VARIABLE,
     LOAD_TIMEOUT_VARIABLE,
     keep_alive_s,
     load_timeout_s,
 )
+from mlxd_controller.cli.configuration.loads import folders_of, specs_of
+from mlxd_controller.cli.configuration.reading import Configuration
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Http
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
@@ -27,6 +31,7 @@ from mlxd_controller.gateway import check_usable
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.domain.units import format_duration, parse_bytes
 from mlxd_shared.ops import logs
 
@@ -150,6 +155,22 @@ class Serving:
             f"  [default: {format_duration(config.ORPHAN_GRACE_S)}]"
         ),
     ] = None
+    detach: Annotated[
+        bool,
+        typer.Option(
+            "--detach",
+            "-d",
+            help="Serve in the background: wait until requests are taken, print address, process id"
+            " and log, and leave.",
+        ),
+    ] = False
+    log_file: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --detach: where the log goes.  [default: by the address, in"
+            " ~/.local/state/mlxd]"
+        ),
+    ] = None
     log_content: Annotated[
         bool,
         typer.Option(
@@ -174,9 +195,12 @@ def serve(
     channel = attached.channel
     # Before the settings are read: what is passed over in them is logged.
     logs.configure(level=serving.log_level, fmt=serving.log_format)
+    configuration: Configuration = context.find_root().obj or Configuration()
+    models, load_defaults = _models(serving.model or (), configuration)
     settings = ServeSettings(
         address=o.server_address(context, serving.address),
-        models=tuple(_named_folder(text) for text in serving.model or ()),
+        models=models,
+        load_defaults=load_defaults,
         stores=stores.places(os.environ),
         limits=_limits(serving.memory_limit, serving.reserve, serving.gpu_overhead),
         keep_alive_s=keep_alive_s(serving.keep_alive, os.environ),
@@ -201,6 +225,11 @@ def serve(
         log_format=serving.log_format,
     )
     _check(settings)
+    if serving.log_file is not None and not serving.detach:
+        usage_error("--log-file needs --detach")
+    if serving.detach and not os.environ.pop(DETACHED_VARIABLE, ""):
+        announced = (LISTENING, *((config.GATEWAY_LISTENS,) if settings.http else ()))
+        detach(settings.address, log=serving.log_file, announced=announced)
     # Streams cost half as much on it; a client command has no use for it.
     from uvloop import new_event_loop  # noqa: PLC0415
 
@@ -279,6 +308,20 @@ def _named_folder(text: str) -> tuple[str, Path]:
     if not folder.is_dir():
         usage_error(f"--model {text}: {folder} is not a folder")
     return name or folder.name, folder
+
+
+def _models(
+    texts: Iterable[str], configuration: Configuration
+) -> tuple[tuple[tuple[str, Path], ...], dict[str, LoadSpec]]:
+    """Return the folders to offer, --model before the file, and what loads begin with."""
+    named = tuple(_named_folder(text) for text in texts)
+    names = {name for name, _ in named}
+    try:
+        folders = folders_of(configuration)
+        specs = specs_of(configuration)
+    except InvalidRequest as error:
+        usage_error(error.describe())
+    return (*named, *(pair for pair in folders if pair[0] not in names)), specs
 
 
 def _reserve(text: str | None) -> tuple[int | None, float]:

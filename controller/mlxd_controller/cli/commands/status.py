@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Annotated
 
 import typer
@@ -10,6 +9,7 @@ import typer
 from mlxd.messages import DeviceStatus, Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import show
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
@@ -17,24 +17,17 @@ from mlxd_shared import config
 from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.domain.units import format_bytes, format_duration
 
-CLEAR = "\x1b[2J\x1b[H"
-"""What empties a terminal."""
 LINES_MAX = 5
 """Of a failed worker's last output; --json has all that is kept."""
-Watch = Annotated[bool, typer.Option("--watch", help="Repeat at every interval, until Ctrl-C.")]
-Interval = Annotated[
-    float,
-    o.duration_option(f"With --watch; at least {config.WATCH_INTERVAL_MIN_S}s."),
-]
-ModelFilter = Annotated[str, typer.Argument(metavar="[MODEL]", help="Only this model's workers.")]
+ModelFilter = Annotated[str, named_model("Only this model's workers.", metavar="[MODEL]")]
 
 
 @ask_server
 async def status(
     model: ModelFilter = "",
     *,
-    watch: Watch = False,
-    interval: Interval = config.WATCH_INTERVAL_DEFAULT_S,
+    watch: o.Watch = False,
+    interval: o.Interval = config.WATCH_INTERVAL_DEFAULT_S,
     as_json: o.Json = False,
     where: Server,
 ) -> ExitCode:
@@ -52,8 +45,8 @@ async def _watch(where: Server, model: str, *, interval_s: float, as_json: bool)
         client.watch_status(model, interval_s=interval_s) as statuses,
     ):
         async for current in statuses:
-            if sys.stdout.isatty() and not as_json:
-                typer.echo(CLEAR, nl=False)
+            if not as_json:
+                show.clear_screen()
             _show(current, as_json=as_json)
     complain("the server ended the watch")
     return ExitCode.ERROR

@@ -12,7 +12,7 @@ from structlog.testing import capture_logs
 from mlxd import Client
 from mlxd.messages import ModelState
 from mlxd_controller.cli import options
-from mlxd_controller.cli.environment import (
+from mlxd_controller.cli.configuration.environment import (
     KEEP_ALIVE_VARIABLE,
     LOAD_TIMEOUT_VARIABLE,
     keep_alive_s,

@@ -1,0 +1,1 @@
+"""The configuration file: what its keys are, how it is read, and where each value comes from."""
