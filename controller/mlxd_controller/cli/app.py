@@ -42,6 +42,7 @@ MODULES = {
     "status": "mlxd_controller.cli.commands.status",
     "health": "mlxd_controller.cli.commands.health",
     "fit": "mlxd_controller.cli.commands.load",
+    "doctor": "mlxd_controller.doctor.command",
     "protos": "mlxd_controller.cli.commands.protos",
     "version": "mlxd_controller.cli.app",
 }
