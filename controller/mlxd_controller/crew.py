@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.launcher.attached_machines import AttachedMachine, AttachedMachines
@@ -22,13 +23,14 @@ from mlxd_controller.memory.device import HostProbe, make_device, make_probe, oo
 from mlxd_controller.memory.nvidia import Gpu
 from mlxd_controller.runtime.ports import Clock, Holding, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
-from mlxd_controller.settings import Limits, ServeSettings
+from mlxd_controller.settings import Limits, ServeSettings, StorePlaces
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
 from mlxd_shared.domain.figures import HostMemory, WorkerFigures, WorkerState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.backends import check_own_worker
+from mlxd_shared.ops.findings import FINDINGS_FILE
 from mlxd_shared.ops.logs import get_logger
 
 FIRST_WORD_S = 2.0
@@ -79,6 +81,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         orphan_grace_s=settings.orphan_grace_s,
         waiting_max=settings.waiting_max,
         gpu_ids={gpu.name: gpu.id for gpu in gpus},
+        findings=findings_of(settings.stores),
     )
     try:
         async with survivors_of(
@@ -89,6 +92,11 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
             yield Crew(ports, settings.max_loaded, survivors=survivors)
     finally:
         launcher.close()
+
+
+def findings_of(stores: StorePlaces) -> Path | None:
+    """Return the file of what `mlxd doctor` found; None without a directory of mlxd's own."""
+    return None if stores.models_dir is None else stores.models_dir / FINDINGS_FILE
 
 
 def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tuple[Gpu, ...]:

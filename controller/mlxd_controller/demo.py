@@ -12,7 +12,7 @@ import asyncio
 import os
 import sys
 import tempfile
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -27,6 +27,10 @@ START_LIMIT_S = 30.0
 STREAM_LIMIT_S = 120.0
 STOP_LIMIT_S = 20.0
 LOG_TAIL_LINES = 15
+
+
+class NotServed(RuntimeError):
+    """A server that did not start, or did not end well."""
 
 
 def main() -> int:
@@ -52,18 +56,21 @@ def main() -> int:
 
 
 async def _demo(folder: Path, log: Path, model: Path | None, prompt: str, max_tokens: int) -> None:
-    async with _serving(f"unix:{folder}/s", log, model) as address, Client(address) as client:
+    named = () if model is None else ("--model", str(model))
+    async with serving(f"unix:{folder}/s", log, named) as address, Client(address) as client:
         finished = await _stream(client, prompt, max_tokens)
         status = await client.status()
     sys.stdout.write(f"\n\n{summary(finished, status)}\n")
 
 
 @asynccontextmanager
-async def _serving(address: str, log: Path, model: Path | None) -> AsyncIterator[str]:
-    """Run `mlxd serve` while the block lasts; yields where it listens."""
-    command = [sys.executable, "-m", "mlxd_controller.cli", "serve", "--address", address]
-    if model is not None:
-        command += ["--model", str(model)]
+async def serving(address: str, log: Path, options: Sequence[str] = ()) -> AsyncIterator[str]:
+    """Run `mlxd serve` while the block lasts; yields where it listens.
+
+    Raises:
+        NotServed: it does not start, or ends with an error.
+    """
+    command = [sys.executable, "-m", "mlxd_controller.cli", "serve", "--address", address, *options]
     with log.open("wb") as stderr:
         server = await asyncio.create_subprocess_exec(
             *command, stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
@@ -73,7 +80,7 @@ async def _serving(address: str, log: Path, model: Path | None) -> AsyncIterator
         assert server.stdout is not None
         line = (await asyncio.wait_for(server.stdout.readline(), START_LIMIT_S)).decode().strip()
         if not line.startswith(LISTENING):
-            raise RuntimeError("the server did not start")
+            raise NotServed("the server did not start")
         yield line.removeprefix(LISTENING)
     finally:
         await _stop(server)
@@ -89,7 +96,7 @@ async def _stop(server: asyncio.subprocess.Process) -> None:
         await server.wait()
         raise
     if server.returncode != 0:
-        raise RuntimeError(f"the server ended with {server.returncode}")
+        raise NotServed(f"the server ended with {server.returncode}")
 
 
 async def _stream(client: Client, prompt: str, max_tokens: int) -> Finished:

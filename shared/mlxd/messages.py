@@ -232,6 +232,7 @@ class WorkerStatus:
     effective_sampling: SamplingOptions
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
+    fast_paths_off: tuple[str, ...]
 
 
 class MetricKind(enum.Enum):

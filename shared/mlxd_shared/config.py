@@ -114,6 +114,13 @@ RECONNECT_WINDOW_S = 60.0  # so long a stream that reconnects goes without a tok
 RECONNECT_PAUSE_MIN_S = 0.1  # after a call that was lost; each further one is twice as long
 RECONNECT_PAUSE_MAX_S = 5.0
 
+# --- the doctor -------------------------------------------------------------------------------
+DOCTOR_MEMORY_BYTES_MIN = 512 * MIB  # for models: the smallest that people serve, and its worker
+DOCTOR_DISK_BYTES_MIN = 256 * MIB
+DOCTOR_ANSWER_S = 3.0  # what listens where a server should gets to say that it is one
+DOCTOR_SILENT_MAX_S = 600.0  # of the engine's proof, in which each step says that it begins
+DOCTOR_TOKENIZERS_MAX = 64  # of models on this machine, which are read
+
 # --- the gateway ------------------------------------------------------------------------------
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8556"
 HTTP_BODY_BYTES_MAX = 16 * MIB  # of a request; as JSON it is larger than what goes to a controller

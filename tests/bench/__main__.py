@@ -20,6 +20,7 @@ from pathlib import Path
 import grpc
 
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
+from mlxd_shared.ops.measuring import Outcome
 from tests.bench.chat import WIDTHS, chat_lines
 from tests.bench.eviction import eviction_lines
 from tests.bench.loads import RUNS, load_lines
@@ -28,7 +29,7 @@ from tests.bench.prefixes import BUDGETS_PERCENT, prefix_lines
 from tests.bench.report import Figures, figures, json_line, machine, table
 from tests.bench.server import chosen_cases, float32_llama, server_lines
 from tests.bench.speculation import ROUNDS, speculation_lines
-from tests.bench.ways import GrpcWay, PeerWay, Timing, Way
+from tests.bench.ways import GrpcWay, PeerWay, Way
 from tests.support.served import serve
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
@@ -84,7 +85,7 @@ async def measure(
 ) -> dict[str, Figures]:
     """Return each way's medians over `runs` alternating runs, after one warm-up run each."""
     draws = random.Random(7)
-    timings: dict[str, list[Timing]] = {name: [] for name in ways}
+    outcomes: dict[str, list[Outcome]] = {name: [] for name in ways}
     names = list(ways)
     for run in range(runs + 1):
         draws.shuffle(names)
@@ -93,13 +94,13 @@ async def measure(
             prompt = [draws.randrange(1, vocabulary) for _ in range(prompt_tokens)]
             # The way before leaves spinning BLAS threads and cold caches: not this one's to pay.
             await ways[name].run(prompt[::-1], SETTLING_TOKENS)
-            timing = await ways[name].run(prompt, new_tokens)
-            assert len(timing.ids) == new_tokens, (name, len(timing.ids))
+            outcome = await ways[name].run(prompt, new_tokens)
+            assert outcome.tokens == new_tokens, (name, outcome.tokens)
             if run:
-                timings[name].append(timing)
+                outcomes[name].append(outcome)
         sys.stderr.write(f"\rrun {run}/{runs} ")
     sys.stderr.write("\n")
-    return {name: figures(timings[name], prompt_tokens) for name in ways}
+    return {name: figures(outcomes[name], prompt_tokens) for name in ways}
 
 
 def ratios(measured: dict[str, Figures], new_tokens: int) -> dict[str, float]:

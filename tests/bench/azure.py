@@ -13,8 +13,8 @@ import random
 from datetime import datetime
 from functools import cache
 
+from mlxd_controller.bench.requests import Request
 from tests.bench.prompts import Prompts
-from tests.bench.requests import Request
 from tests.real_inputs import real_input
 
 TRACE = real_input("traces", "AzureLLMInferenceTrace_conv.csv.xz")

@@ -10,9 +10,9 @@ import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from mlxd_controller.bench.requests import Request
 from tests.bench.azure import trace_requests
 from tests.bench.prompts import Prompts
-from tests.bench.requests import Request
 
 CLIENTS = 32
 CONTEXT = 4608

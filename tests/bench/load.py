@@ -1,89 +1,15 @@
-"""The load generator, a process of its own: one JSON job on standard input, its outcomes on output.
-
-All clients live on one event loop. With a closed loop each client takes the next request as soon as
-its last one has ended; requests with a time of their own, or that follow another's first token, are
-sent then, whoever is busy, over the clients' connections in turn.
-"""
+"""The load generator with both kinds of client, a process of its own."""
 
 from __future__ import annotations
 
-import asyncio
-import gc
-import sys
-from collections.abc import Iterator
+from typing import Final
 
-from tests.bench.clients import Client, GrpcClient, HttpClient
-from tests.bench.requests import (
-    GRPC,
-    Job,
-    Outcome,
-    Request,
-    job_from_json,
-    outcomes_to_json,
-)
+from mlxd_controller.bench import load
+from tests.bench.clients import HttpClient
 
-
-async def run(job: Job) -> list[Outcome]:
-    """Carry a job out; the outcomes are in the requests' order."""
-    client_type = GrpcClient if job.kind == GRPC else HttpClient
-    clients: list[Client] = [client_type(job.target, job.model) for _ in range(job.clients)]
-    try:
-        await asyncio.gather(*(client.ready() for client in clients))
-        for request in job.settling:
-            await clients[0].ask(request, _nothing)
-        gc.freeze()
-        return await _load(job, clients)
-    finally:
-        await asyncio.gather(*(client.close() for client in clients))
-
-
-async def _load(job: Job, clients: list[Client]) -> list[Outcome]:
-    outcomes: dict[int, Outcome] = {}
-    firsts = [asyncio.Event() for _ in job.requests]
-    begin_s = asyncio.get_running_loop().time()
-
-    async def ask(client: Client, index: int, request: Request) -> None:
-        outcomes[index] = await client.ask(request, firsts[index].set)
-
-    async def run_timed(client: Client, index: int, request: Request) -> None:
-        if request.after is not None:
-            await firsts[request.after].wait()
-        if request.at_s is not None:
-            await _until(begin_s + request.at_s)
-        await ask(client, index, request)
-
-    async def run_closed(client: Client, left: Iterator[tuple[int, Request]]) -> None:
-        for index, request in left:
-            await ask(client, index, request)
-
-    numbered = list(enumerate(job.requests))
-    free = iter([(i, r) for i, r in numbered if r.at_s is None and r.after is None])
-    async with asyncio.TaskGroup() as tasks:
-        for index, request in numbered:
-            if request.at_s is not None or request.after is not None:
-                tasks.create_task(run_timed(clients[index % len(clients)], index, request))
-        for client in clients:
-            tasks.create_task(run_closed(client, free))
-    return [outcomes[index] for index in range(len(job.requests))]
-
-
-async def _until(at_s: float) -> None:
-    """Wait for a moment on the event loop's clock."""
-    loop = asyncio.get_running_loop()
-    reached = asyncio.Event()
-    loop.call_at(at_s, reached.set)
-    await reached.wait()
-
-
-def _nothing() -> None:
-    """Take note of nothing."""
-
-
-def main() -> None:
-    """Read a job, carry it out, write the outcomes."""
-    job = job_from_json(sys.stdin.buffer.readline())
-    sys.stdout.write(outcomes_to_json(asyncio.run(run(job))) + "\n")
-
+HTTP: Final = "http"
+"""mlx-lm's server."""
+KINDS: Final = {**load.OURS, HTTP: lambda job: HttpClient(job.target, job.model)}
 
 if __name__ == "__main__":
-    main()
+    load.main(KINDS)

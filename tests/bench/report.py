@@ -10,7 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 
-from tests.bench.ways import Timing
+from mlxd_shared.ops.machine import processor_name
+from mlxd_shared.ops.measuring import Outcome
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +25,17 @@ class Figures:
     tokens_per_message: float
 
 
-def figures(timings: Sequence[Timing], prompt_tokens: int) -> Figures:
-    """Return the medians over `timings` of prompts of `prompt_tokens`."""
-    ttft_s = statistics.median(t.prefill_s for t in timings)
-    decode_s = statistics.median(t.decode_s for t in timings)
-    tokens = len(timings[0].ids)
+def figures(outcomes: Sequence[Outcome], prompt_tokens: int) -> Figures:
+    """Return the medians over lone streams after prompts of `prompt_tokens`."""
+    ttft_s = statistics.median(outcome.ttft_s for outcome in outcomes)
+    decode_s = statistics.median(outcome.decode_s for outcome in outcomes)
+    tokens = outcomes[0].tokens
     return Figures(
         prefill_tokens_per_s=prompt_tokens / ttft_s,
         decode_tokens_per_s=(tokens - 1) / decode_s,
         ttft_s=ttft_s,
         decode_s=decode_s,
-        tokens_per_message=statistics.median(len(t.ids) / t.messages for t in timings),
+        tokens_per_message=statistics.median(o.tokens / len(o.stamps_s) for o in outcomes),
     )
 
 
@@ -43,20 +44,11 @@ def machine() -> dict[str, str]:
     packages = ("mlxd", "mlx", "mlx-lm", "grpcio", "protobuf", "scipy-openblas32")
     return {
         "machine": f"{platform.system()} {platform.machine()}",
-        "processor": _processor(),
+        "processor": processor_name(),
         "python": platform.python_version(),
         "blas kernels": os.environ.get("OPENBLAS_CORETYPE", "the library's own choice"),
         **{name: metadata.version(name) for name in packages},
     }
-
-
-def _processor() -> str:
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as lines:  # noqa: PTH123 - a kernel file
-            models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
-    except OSError:
-        return platform.processor()
-    return f"{models[0]}, {len(models)} cores" if models else platform.processor()
 
 
 def json_line(kind: str, **values: object) -> str:

@@ -18,12 +18,12 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mlxd_controller.bench.requests import Request
+from mlxd_shared.ops.measuring import Measures, Outcome, measures, medians
 from tests.bench.azure import TRACE
 from tests.bench.cases import CASES, CLIENTS, CONTEXT, LOAD_FRACTION, Case, make_closed
-from tests.bench.measures import Measures, measures, medians
 from tests.bench.prompts import Prompts
 from tests.bench.report import json_line, machine
-from tests.bench.requests import Outcome, Request
 from tests.bench.sides import Side, our_side, peer_side, put_load
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"

@@ -13,16 +13,10 @@ from pathlib import Path
 import grpc
 
 from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
+from mlxd_controller.bench.requests import GRPC, Job, Request, job_to_json
+from mlxd_shared.ops.measuring import Outcome, outcomes_from_json
 from tests.bench.cases import CLIENTS
-from tests.bench.requests import (
-    GRPC,
-    HTTP,
-    Job,
-    Outcome,
-    Request,
-    job_to_json,
-    outcomes_from_json,
-)
+from tests.bench.load import HTTP
 from tests.support.served import serve
 
 LINE_BYTES_MAX = 1 << 26

@@ -17,6 +17,7 @@ from mlxd_models.describe import Description, describe
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared.domain.requests import LoadSpec, Weights
+from mlxd_worker.proof.families import config_of
 from tests.support.made_weights import write_weights
 from tests.support.model_facts import device
 
@@ -36,78 +37,11 @@ SIZES: Final[Mapping[str, Any]] = {
     "rope_theta": 10000.0,
     "tie_word_embeddings": False,
 }
-EXPERTS: Final[Mapping[str, Any]] = {
-    "num_experts": 6,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "norm_topk_prob": True,
-}
-SHARED: Final[Mapping[str, Any]] = {**EXPERTS, "shared_expert_intermediate_size": 64}
-HYBRID: Final[Mapping[str, Any]] = {
-    "partial_rotary_factor": 0.25,
-    "full_attention_interval": 2,
-    "linear_num_key_heads": 2,
-    "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8,
-    "linear_value_head_dim": 16,
-    "linear_conv_kernel_dim": 4,
-}
-LATENT: Final[Mapping[str, Any]] = {
-    "head_dim": None,
-    "num_key_value_heads": 4,
-    "kv_lora_rank": 64,
-    "q_lora_rank": 64,
-    "qk_rope_head_dim": 16,
-    "qk_nope_head_dim": 32,
-    "v_head_dim": 48,
-    "n_routed_experts": 8,
-    "n_shared_experts": 1,
-    "num_experts_per_tok": 2,
-    "moe_intermediate_size": 64,
-    "first_k_dense_replace": 1,
-    "n_group": 1,
-    "topk_group": 1,
-    "topk_method": "noaux_tc",
-    "scoring_func": "sigmoid",
-    "norm_topk_prob": True,
-    "routed_scaling_factor": 2.5,
-}
-OWN: Final[Mapping[str, Mapping[str, Any]]] = {
-    "DeepseekV2ForCausalLM": {
-        **LATENT, "q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax",
-        "norm_topk_prob": False,
-    },
-    "DeepseekV3ForCausalLM": LATENT,
-    "Gemma3ForCausalLM": {"sliding_window": 128, "sliding_window_pattern": 2},
-    "Gemma3ForConditionalGeneration": {"sliding_window": 128},
-    "Glm4MoeLiteForCausalLM": LATENT,
-    "GptOssForCausalLM": {
-        "sliding_window": 128, "num_local_experts": 6, "num_experts_per_tok": 2,
-        "rope_scaling": {"rope_type": "default"},
-    },
-    "LlamaForCausalLM": {},
-    "MistralForCausalLM": {"sliding_window": 128},
-    "Qwen2ForCausalLM": {},
-    "Qwen3ForCausalLM": {},
-    "Qwen3MoeForCausalLM": EXPERTS,
-    "Qwen3NextForCausalLM": {**HYBRID, **SHARED},
-    "Qwen3_5ForCausalLM": HYBRID,
-    "Qwen3_5MoeForCausalLM": {**HYBRID, **SHARED},
-}  # fmt: skip
-"""What each family's config has besides, or otherwise."""
-
-
-def config_of(architecture: str) -> dict[str, Any]:
-    """Return a family's config of a few thousand values."""
-    own = {**SIZES, **OWN[architecture]}
-    if architecture == "Gemma3ForConditionalGeneration":
-        own = {"text_config": own, "tie_word_embeddings": False}
-    return {"architectures": [architecture], **own}
 
 
 def write_described(folder: Path, architecture: str, stored: str) -> Path:
     """Write the model of a row; return its folder."""
-    return write_weights(folder, config_of(architecture), stored=stored)
+    return write_weights(folder, config_of(architecture, SIZES), stored=stored)
 
 
 def said_of(folder: Path) -> dict[str, Any]:

@@ -64,13 +64,14 @@ UNSERVED = {
 # Fields of answers that no server fills yet, each because of what is refused by name.
 SILENT: dict[str, str] = {}
 # Fields whose honest value is 0 here: nothing leaks, no memory is short, and on CPU nothing is
-# compiled; a CPU has no driver's id, and the one machine no name and is not lost.
+# compiled or switched off; a CPU has no driver's id, and the one machine no name and is not lost.
 # tests/controller/services/test_devices.py has them set. No reader of a log is slow, as one is in
 # tests/controller/services/test_logs.py.
 ZERO = {
     "mlxd.v1.WorkerMemory.unaccounted_bytes",
     "mlxd.v1.UnloadResponse.mlx_active_bytes",
     "mlxd.v1.WorkerStatus.compiles",
+    "mlxd.v1.WorkerStatus.fast_paths_off",
     "mlxd.v1.DeviceStatus.lost",
     "mlxd.v1.DeviceStatus.machine",
     "mlxd.v1.DeviceStatus.models_max",

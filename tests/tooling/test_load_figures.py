@@ -8,22 +8,21 @@ from itertools import pairwise
 
 import pytest
 
+from mlxd_controller.bench.load import run
+from mlxd_controller.bench.requests import Job, Request, job_from_json, job_to_json
+from mlxd_shared.ops.measuring import (
+    Outcome,
+    measures,
+    medians,
+    outcomes_from_json,
+    outcomes_to_json,
+    percentile,
+)
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.bench.azure import NEW_TOKENS, PROMPT_TOKENS, SHRINK, trace_requests
 from tests.bench.cases import CASES, Target
-from tests.bench.load import run
-from tests.bench.measures import measures, medians, percentile
+from tests.bench.load import HTTP
 from tests.bench.prompts import Prompts
-from tests.bench.requests import (
-    HTTP,
-    Job,
-    Outcome,
-    Request,
-    job_from_json,
-    job_to_json,
-    outcomes_from_json,
-    outcomes_to_json,
-)
 from tests.bench.server import DEMO, chosen_cases
 from tests.bench.sides import our_side
 
@@ -69,7 +68,7 @@ def test_a_target_judges_a_ratio() -> None:
 
 def test_what_crosses_to_the_generator_comes_back() -> None:
     """Jobs and outcomes survive the pipe."""
-    request = Request("once", 2, 3, at_s=0.5, after=0, seed=7, temperature=1.0)
+    request = Request("once", 2, 3, at_s=0.5, after=0, seed=7, temperature=1.0, ids=(5, 6))
     job = Job(HTTP, "127.0.0.1:1", "m", (request,), (request, request), clients=2)
     outcomes = [Outcome(0.0, (1.0,), (1,), "x")]
 

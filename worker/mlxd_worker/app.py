@@ -38,6 +38,7 @@ from mlxd_worker.process.options import Options
 from mlxd_worker.servicers.service import SERVICES, add_services, new_server
 from mlxd_worker.thread.engine_thread import EngineThread, MakeHost
 from mlxd_worker.thread.facts import LoadJob
+from mlxd_worker.thread.switching import switch_off
 
 FLUSH_GRACE_S = 1.0
 """What answers that are on their way get at the very end."""
@@ -111,7 +112,8 @@ async def serve(
         server = new_server(health, security, proof)
         address = _listen(server, options, security, stack)
         machine = this_machine(options.machine)
-        identity = Identity(options.incarnation, address, backend, options.device, machine)
+        off = await switch_off(engine, options.findings, backend)
+        identity = Identity(options.incarnation, address, backend, options.device, machine, off)
         worker = Worker(
             identity,
             engine,

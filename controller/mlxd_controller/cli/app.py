@@ -52,6 +52,8 @@ MODULES = {
     "health": "mlxd_controller.cli.commands.health",
     "fit": "mlxd_controller.cli.commands.load",
     "config": "mlxd_controller.cli.configuration.command",
+    "doctor": "mlxd_controller.doctor.command",
+    "bench": "mlxd_controller.bench.command",
     "protos": "mlxd_controller.cli.commands.protos",
     "version": "mlxd_controller.cli.app",
 }

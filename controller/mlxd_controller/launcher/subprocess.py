@@ -15,6 +15,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
+from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
 
@@ -91,18 +92,25 @@ class SubprocessLauncher:
         orphan_grace_s: float = config.ORPHAN_GRACE_S,
         waiting_max: int | None = None,
         gpu_ids: Mapping[str, str] | None = None,
+        findings: Path | None = None,
     ) -> None:
         """Own `run_dir`, where sockets and records lie; None makes a temporary one.
 
         waiting_max: how many streams may wait in a worker; None leaves it to the worker.
         gpu_ids: the driver's ids of the devices that a worker sees alone, by their names; an id
         means the same GPU in whatever order CUDA counts them.
+        findings: the file of what `mlxd doctor` found; None: workers read none.
         """
         self._command = tuple(command)
         self._environment = own_environment() if environment is None else dict(environment)
         self._stall_timeout_s = stall_timeout_s
         waiting = () if waiting_max is None else ("--waiting-max", str(waiting_max))
-        self.arguments = ("--orphan-grace", str(orphan_grace_s), "--log-format", "json", *waiting)
+        remembered = () if findings is None else ("--findings", str(findings))
+        self.arguments = (
+            *("--orphan-grace", str(orphan_grace_s), "--log-format", "json"),
+            *waiting,
+            *remembered,
+        )
         """What all workers are started with."""
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir
         self._name = os.urandom(4).hex()  # no process id: those come again, files may be there

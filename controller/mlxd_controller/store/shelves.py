@@ -24,6 +24,14 @@ def demo_model() -> Path:
     return Path(str(resources.files("mlxd_shared") / "demo_model"))
 
 
+def shelves_of(places: StorePlaces) -> list[Shelf]:
+    """Return the stores that are looked into, in the order in which they have their names."""
+    kinds: tuple[tuple[Callable[[Path], Shelf], Path | None], ...] = (
+        (ModelsShelf, places.models_dir), (HubShelf, places.hub_cache), (OllamaShelf, places.ollama)
+    )  # fmt: skip
+    return [make(root) for make, root in kinds if root is not None]
+
+
 def library_of(
     models: Iterable[tuple[str, Path]],
     places: StorePlaces,
@@ -39,14 +47,10 @@ def library_of(
     Raises:
         InvalidRequest, QueueFull: see Library.
     """
-    kinds: tuple[tuple[Callable[[Path], Shelf], Path | None], ...] = (
-        (ModelsShelf, places.models_dir), (HubShelf, places.hub_cache), (OllamaShelf, places.ollama)
-    )  # fmt: skip
-    shelves = [make(root) for make, root in kinds if root is not None]
     foreign = INSTALLED if launches else FOREIGN
     return Library(
         models,
-        shelves,
+        shelves_of(places),
         aliases=places.models_dir,
         remembered=RememberedNames(places.models_dir),
         load_defaults=load_defaults,

@@ -482,6 +482,7 @@ class WorkerStatus(_message.Message):
     CONTEXT_LENGTH_MAX_FIELD_NUMBER: _builtins.int
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    FAST_PATHS_OFF_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     address: _builtins.str
     incarnation: _builtins.str
@@ -531,6 +532,12 @@ class WorkerStatus(_message.Message):
 
     @_builtins.property
     def effective_sampling(self) -> _types_pb2.SamplingOptions: ...
+    @_builtins.property
+    def fast_paths_off(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Ways to compute faster that are switched off on this device, each as `NAME: why`; see
+        `mlxd doctor`.
+        """
+
     def __init__(
         self,
         *,
@@ -566,10 +573,11 @@ class WorkerStatus(_message.Message):
         context_length_max: _builtins.int = ...,
         kv_format: _types_pb2.KvFormat.ValueType = ...,
         prefix_cache_bytes: _builtins.int = ...,
+        fast_paths_off: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "effective_sampling", b"effective_sampling", "exit_code", b"exit_code", "figures_age", b"figures_age", "math_library", b"math_library", "memory", b"memory", "oldest_wait", b"oldest_wait", "progress", b"progress", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "address", b"address", "backend", b"backend", "compiles", b"compiles", "context_length", b"context_length", "context_length_max", b"context_length_max", "cpu_seconds", b"cpu_seconds", "effective_sampling", b"effective_sampling", "exit_code", b"exit_code", "figures_age", b"figures_age", "incarnation", b"incarnation", "kv_format", b"kv_format", "kv_tokens_capacity", b"kv_tokens_capacity", "kv_tokens_used", b"kv_tokens_used", "last_error", b"last_error", "last_lines", b"last_lines", "math_library", b"math_library", "memory", b"memory", "mlx_version", b"mlx_version", "model_digest", b"model_digest", "model_name", b"model_name", "model_path", b"model_path", "oldest_wait", b"oldest_wait", "pid", b"pid", "prefix_cache_bytes", b"prefix_cache_bytes", "progress", b"progress", "rows_max", b"rows_max", "start_time", b"start_time", "state", b"state", "streams_running", b"streams_running", "streams_waiting", b"streams_waiting", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "address", b"address", "backend", b"backend", "compiles", b"compiles", "context_length", b"context_length", "context_length_max", b"context_length_max", "cpu_seconds", b"cpu_seconds", "effective_sampling", b"effective_sampling", "exit_code", b"exit_code", "fast_paths_off", b"fast_paths_off", "figures_age", b"figures_age", "incarnation", b"incarnation", "kv_format", b"kv_format", "kv_tokens_capacity", b"kv_tokens_capacity", "kv_tokens_used", b"kv_tokens_used", "last_error", b"last_error", "last_lines", b"last_lines", "math_library", b"math_library", "memory", b"memory", "mlx_version", b"mlx_version", "model_digest", b"model_digest", "model_name", b"model_name", "model_path", b"model_path", "oldest_wait", b"oldest_wait", "pid", b"pid", "prefix_cache_bytes", b"prefix_cache_bytes", "progress", b"progress", "rows_max", b"rows_max", "start_time", b"start_time", "state", b"state", "streams_running", b"streams_running", "streams_waiting", b"streams_waiting", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015

@@ -107,6 +107,8 @@ class WorkerFigures:
     mlx_version: str = ""
     math_library: MathLibrary | None = None
     compiles: bool = False
+    fast_paths_off: tuple[str, ...] = ()
+    """Ways to compute faster that are switched off on this device, each with the reason."""
 
     context_length: int = 0
     context_length_max: int = 0

@@ -18,6 +18,7 @@ import psutil
 from mlxd_shared.domain.figures import HostMemory
 
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
+_CPU_INFO = Path("/proc/cpuinfo")
 _MAC_BOOT_ID = b"kern.bootsessionuuid"
 _MARK_BYTES_MAX = 64
 
@@ -48,6 +49,16 @@ def _mark_of_start() -> str:
         return _BOOT_ID.read_text(encoding="ascii").strip()
     except OSError:
         return ""  # no such file in this sandbox
+
+
+def processor_name() -> str:
+    """Return what the processor calls itself, and how many cores the system sees."""
+    try:
+        lines = _CPU_INFO.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return platform.processor()
+    models = [line.split(":", 1)[1].strip() for line in lines if "model name" in line]
+    return f"{models[0]}, {len(models)} cores" if models else platform.processor()
 
 
 def memory_of(machine: Machine, *, resident_nbytes: int) -> HostMemory:

@@ -11,7 +11,7 @@ from mlxd_models.families.common.rope import Llama3Scaling, RopeConfig
 from mlxd_models.families.gemma3 import parse_gemma3
 from mlxd_models.families.llama import parse_llama
 from mlxd_shared.domain.errors import InvalidModel
-from tests.support.described import config_of
+from mlxd_worker.proof.families import config_of
 from tests.worker.tiny import config_with
 
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}

@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Final
 
 from mlxd_models.sizes.pass_sizes import together_max
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.arenas.chunks import Attended
 from mlxd_worker.cache.base import RowId
@@ -30,6 +31,7 @@ from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried
 from mlxd_worker.engine.stepping.forward import RowChunk, prefill
 from mlxd_worker.engine.waiting import Turns
+from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.models.base import Passes
 from mlxd_worker.models.capabilities import Capabilities
 
@@ -55,7 +57,7 @@ def reads_together(able: Capabilities, caches: RowCaches) -> bool:
     Windows and states are read row by row: what goes around in a ring, and what every token
     changes, has an order within each row that a list of many rows' tokens has not.
     """
-    return able.reads_chunks and caches.sliceable
+    return able.reads_chunks and caches.sliceable and SWITCHES.is_on(FastPath.PROMPTS_TOGETHER)
 
 
 class Prefill:

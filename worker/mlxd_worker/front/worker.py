@@ -29,6 +29,7 @@ from mlxd_shared.domain.errors import (
 )
 from mlxd_shared.domain.figures import LoadProgress, WorkerState
 from mlxd_shared.domain.requests import LoadSpec, Weights
+from mlxd_shared.ops.findings import Off
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.machine import Machine, this_machine
@@ -59,6 +60,8 @@ class Identity:
     backend: Backend
     device: str = ""
     machine: Machine = field(default_factory=this_machine)
+    off: Off = field(default_factory=dict)
+    """The fast paths that are switched off here, and why."""
     started_s: float = field(default_factory=time.time)
 
 

@@ -16,7 +16,9 @@ from typing import cast
 
 import mlx.core as mx
 
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import HALVES, WIDEN, Kernel, runs_cuda
+from mlxd_worker.kernels.switches import SWITCHES
 
 HEAD_DIMS = (64, 128)
 SHARED_MAX = 8
@@ -269,6 +271,7 @@ def serves(*, heads: int, kv_heads: int, head_dim: int, dtype: mx.Dtype) -> bool
     """Return whether `attend_in_place` can do this."""
     return (
         runs_cuda()
+        and SWITCHES.is_on(FastPath.DECODE_KERNEL)
         and dtype in HALVES
         and head_dim in HEAD_DIMS
         and heads // kv_heads <= SHARED_MAX

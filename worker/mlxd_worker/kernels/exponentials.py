@@ -16,14 +16,20 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import runs_cpu
+from mlxd_worker.kernels.switches import SWITCHES
 
 LOG2_E: Final = math.log2(math.e)
 
 
-@cache
 def by_powers() -> bool:
-    """Return whether powers of two are the faster exponentials: on a Linux CPU."""
+    """Return whether powers of two are the exponentials: on a Linux CPU, which has them faster."""
+    return _powers_are_faster() and SWITCHES.is_on(FastPath.EXPONENTIALS)
+
+
+@cache
+def _powers_are_faster() -> bool:
     return sys.platform == "linux" and runs_cpu()
 
 

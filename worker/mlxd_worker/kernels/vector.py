@@ -14,7 +14,9 @@ from typing import cast
 
 import mlx.core as mx
 
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import HALVES, WIDEN, Kernel, runs_cuda
+from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.kernels.vector_source import SHARED_ROWS, WHOLE_ROWS
 
 LOAD_VALUES = 256
@@ -66,6 +68,7 @@ def serves(rows: mx.array, matrix: mx.array, norm: Norm | None = None) -> bool:
     return (
         rows.shape[0] == 1
         and runs_cuda()
+        and SWITCHES.is_on(FastPath.ROW_KERNEL)
         and rows.dtype in HALVES
         and matrix.dtype == rows.dtype
         and inputs % LOAD_VALUES == 0

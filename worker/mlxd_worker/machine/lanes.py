@@ -19,7 +19,9 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import runs_cpu
+from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.machine.cores import available_cores
 
 LANES_MAX: Final = 8
@@ -60,7 +62,8 @@ def side_by_side(
     the whole. values: how many values all of it computes slowly, which says how many lanes pay.
     """
     streams = _lanes.of_this_thread()
-    parts = parts_of(count, lanes=min(len(streams), values // LANE_VALUES_MIN))
+    most = len(streams) if SWITCHES.is_on(FastPath.LANES) else 1
+    parts = parts_of(count, lanes=min(most, values // LANE_VALUES_MIN))
     if len(parts) == 1:
         return work(parts[0])
     results = []

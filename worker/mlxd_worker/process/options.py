@@ -34,6 +34,7 @@ class Options:
     name: str
     spec: LoadSpec
     threads: int | None
+    findings: Path | None
     waiting_max: int
     replay_steps: int
     log_level: str
@@ -75,6 +76,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         name=args.name or (model.resolve().name if model else ""),
         spec=spec,
         threads=args.threads,
+        findings=args.findings,
         waiting_max=args.waiting_max,
         replay_steps=args.replay_steps,
         log_level=args.log_level,
@@ -138,6 +140,8 @@ def _parser() -> argparse.ArgumentParser:
         help="resume streams of at most so many tokens by decoding them again; default: 0, none",
     )
     add("--threads", type=_count, metavar="N", help="threads of the math library")
+    findings_text = "doctor.json: leave out the fast paths that fail or are slower here by it"
+    add("--findings", type=Path, metavar="FILE", help=findings_text)
     add("--log-level", choices=list(LEVELS), default="info")
     add("--log-format", choices=["auto", "json", "console"], default="auto")
     return parser

@@ -126,6 +126,7 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         mlx_version=identity.backend.version,
         math_library=MathLibrary(blas.name, blas.version, blas.threads, blas.reason),
         compiles=identity.backend.compile_allowed,
+        fast_paths_off=tuple(f"{path.value}: {why}" for path, why in identity.off.items()),
         memory=memory_of(figures, device=device_name(worker), rss=process.memory_info().rss),
         age_s=max(time.monotonic() - figures.at_s, 0.0),
         streams_running=figures.running,

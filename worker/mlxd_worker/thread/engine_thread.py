@@ -115,6 +115,10 @@ class EngineThread:
         """Wait until the thread has imported MLX; raises InternalError if it could not."""
         await self._call(lambda _: None)
 
+    async def device_name(self) -> str:
+        """Return what the device calls itself."""
+        return await self._call(lambda host: host.device_name())
+
     async def stop(self) -> None:
         """End the thread after the step or load step at hand, and wait for that; idempotent."""
         self.abandon_load()

@@ -22,6 +22,7 @@ from mlxd_worker.cache.prefix.prefix import PrefixCounts
 from mlxd_worker.engine.loop import Occupancy
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
+from mlxd_worker.machine.device_name import device_name
 from mlxd_worker.memory.ledger import Account, Audit, Ledger
 from mlxd_worker.thread.facts import (
     Figures,
@@ -55,6 +56,10 @@ class ModelHost:
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return self._resident is not None and self._resident.engine.busy
+
+    def device_name(self) -> str:
+        """Return what the device calls itself."""
+        return device_name(self._device)
 
     def load(self, job: LoadJob, report: Report) -> Loaded:
         """Make the model of `job` resident, where none is; raises as `make_resident`."""

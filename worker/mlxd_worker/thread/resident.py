@@ -41,8 +41,7 @@ from mlxd_worker.constraints.compiler import NO_CONTROLS, Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
-from mlxd_worker.engine.stepping.choose import choose
-from mlxd_worker.engine.stepping.compiled import CompiledModel
+from mlxd_worker.engine.stepping.choose import choose, compile_steps
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.cores import available_cores
@@ -112,8 +111,7 @@ def make_resident(
         context=plan.context_length,
     )
     caches = _new_caches(model, plan)
-    compiles = device is DeviceKind.CUDA and model.capabilities.compiles
-    compiled = CompiledModel(model, caches) if compiles else None
+    compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
     prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
     chat = _read_chats(template, tokenizer, plan)

@@ -122,6 +122,7 @@ def _figures(worker: WorkerStatus) -> dict[str, str]:
             f" {library.threads} threads, compiled steps {'on' if worker.compiles else 'off'}"
         ),
         "because": library.reason,
+        "switched off": "; ".join(worker.fast_paths_off),
         "streams": (
             f"{worker.streams_running} running, {worker.streams_waiting} waiting"
             f" (longest {format_duration(worker.oldest_wait_s)}), {worker.rows_max} rows"

@@ -12,14 +12,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import cast
 
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts, Speculator
 from mlxd_worker.engine.stepping.ahead import Ahead, Lead
 from mlxd_worker.engine.stepping.base import Stepper
+from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.engine.stepping.joined import Joined
 from mlxd_worker.engine.stepping.plain import Plain
-from mlxd_worker.models.base import JoiningPasses, Passes
+from mlxd_worker.kernels.switches import SWITCHES
+from mlxd_worker.models.base import JoiningPasses, Model, Passes
 from mlxd_worker.models.capabilities import Capabilities
 
 
@@ -36,19 +40,26 @@ class Way:
 
 
 def way_of(able: Capabilities, caches: RowCaches) -> Way:
-    """Return how rows of `caches` are stepped best by a model that is capable of this."""
+    """Return how rows of `caches` are stepped best by such a model, of what is switched on."""
     lead = None
     if able.overlaps_steps:
         lead = Lead.DISPATCHED
     elif able.on_cpu and able.stays_lazy and caches.standard:
         lead = Lead.MADE_UP
+    # On a CPU, where its products read the weights once for all. Elsewhere shapes must be few.
+    joins = able.joins_passes and caches.standard and not caches.bounded_shapes
     return Way(
-        lead,
-        # On a CPU, where its products read the weights once for all. Elsewhere shapes must be few.
-        joins=able.joins_passes and caches.standard and not caches.bounded_shapes,
+        lead if SWITCHES.is_on(FastPath.RUN_AHEAD) else None,
+        joins=joins and SWITCHES.is_on(FastPath.JOINED_PASSES),
         # A recurrent state never goes back to before a wrong guess.
         guesses=Kind.RECURRENT not in caches.contents.kinds,
     )
+
+
+def compile_steps(model: Model, caches: RowCaches, kind: DeviceKind) -> CompiledModel | None:
+    """Return the model with its decode step as one function, where that pays; None elsewhere."""
+    pays = kind is DeviceKind.CUDA and model.capabilities.compiles
+    return CompiledModel(model, caches) if pays and SWITCHES.is_on(FastPath.COMPILED_STEP) else None
 
 
 def choose(

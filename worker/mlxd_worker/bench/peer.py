@@ -1,4 +1,7 @@
-"""mlx-lm's stream_generate as a process: one JSON request a line in, one JSON timing a line out.
+"""mlx-lm's stream_generate as a process: one JSON request a line in, one JSON answer a line out.
+
+A request is `{"prompts": [IDS], "max_tokens": N}`, whose prompts are taken one after another; the
+answer `{"outcomes": [...], "peak_nbytes": N}`.
 
 A process of its own, so that it can run with another BLAS than ours, or with ours, and so that
 its timings contain nothing of the harness.
@@ -11,7 +14,10 @@ import importlib
 import json
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
+
+from mlxd_shared.ops.measuring import Outcome
 
 
 def main() -> None:
@@ -30,22 +36,25 @@ def main() -> None:
         model.set_dtype(mx.float32)
         mx.eval(model.parameters())
     tokenizer.eos_token_ids = set()
-    print(json.dumps({"ready": True}), flush=True)  # noqa: T201 - the protocol
+    say(ready=True)
     for line in sys.stdin:
         request = json.loads(line)
-        ids: list[int] = []
-        stamps = [time.perf_counter()]
-        for response in mlx_lm.stream_generate(
-            model, tokenizer, request["prompt"], max_tokens=request["max_tokens"]
-        ):
-            ids.append(int(response.token))
-            stamps.append(time.perf_counter())
-        answer = {
-            "prefill_s": stamps[1] - stamps[0],
-            "decode_s": stamps[-1] - stamps[1],
-            "ids": ids,
-        }
-        print(json.dumps(answer), flush=True)  # noqa: T201 - the protocol
+        mx.reset_peak_memory()
+        outcomes = []
+        for prompt in request["prompts"]:
+            sent_s = time.perf_counter()
+            stream = mlx_lm.stream_generate(
+                model, tokenizer, prompt, max_tokens=request["max_tokens"]
+            )
+            stamps_s = tuple([time.perf_counter() for _ in stream])
+            outcomes.append(asdict(Outcome(sent_s, stamps_s, (1,) * len(stamps_s), "")))
+        say(outcomes=outcomes, peak_nbytes=mx.get_peak_memory())
+
+
+def say(**answer: object) -> None:
+    """Write one line."""
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""Figures of one model: what `mlxd bench` starts, asks, times and shows."""

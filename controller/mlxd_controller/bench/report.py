@@ -1,0 +1,88 @@
+"""A bench's report: a table for people, and a file to share that has nothing private in it.
+
+Invariants:
+- The file names machine, versions, the model's digest, sizes and figures; no path, no host, no
+  user, and no name that somebody gave to a model.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, Final
+
+from mlxd_controller.bench.cells import Figure, Plan
+from mlxd_shared.domain.units import format_bytes
+from mlxd_shared.ops.backends import installed_versions
+from mlxd_shared.ops.machine import processor_name
+
+VERSION: Final = 1
+PEER_DISTRIBUTION: Final = "mlx-lm"
+HEADINGS: Final = (
+    "way", "prompt", "rows", "prefill tok/s", "first ms", "decode tok/s", "gap ms", "gap p99 ms",
+    "peak",
+)  # fmt: skip
+
+
+def table_rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
+    """Return a row of cells for each figure, as `HEADINGS` has them; a dash where there is none."""
+    return [
+        (
+            figure.way,
+            str(figure.prompt_tokens),
+            str(figure.rows),
+            _rate(figure, "prefill_tokens_per_s"),
+            _milliseconds(figure, "ttft_p50_s"),
+            _rate(figure, "decode_tokens_per_s"),
+            _milliseconds(figure, "itl_p50_s"),
+            _milliseconds(figure, "itl_p99_s"),
+            format_bytes(figure.peak_nbytes) if figure.peak_nbytes else "-",
+        )
+        for figure in figures
+    ]
+
+
+def report_of(
+    figures: Sequence[Figure], plan: Plan, *, digest: str, facts: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return all that programs and others are told. `facts`: what the engine said of itself."""
+    return {
+        "mlxd_bench": VERSION,
+        "machine": {
+            "system": f"{platform.system()} {platform.machine()}",
+            "processor": processor_name(),
+            "device": facts["device"],
+            "blas": facts["blas"],
+        },
+        "versions": versions(),
+        "model": {"digest": digest, "weights": facts["weights"]},
+        "settings": {"new_tokens": plan.new_tokens, "runs": plan.runs},
+        "figures": [asdict(figure) for figure in figures],
+    }
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that figures depend on."""
+    known = {"mlxd": importlib.metadata.version("mlxd"), "python": platform.python_version()}
+    peer = peer_version()
+    return known | installed_versions() | ({} if peer is None else {PEER_DISTRIBUTION: peer})
+
+
+def peer_version() -> str | None:
+    """Return the version of mlx-lm; None where it is not installed."""
+    try:
+        return importlib.metadata.version(PEER_DISTRIBUTION)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _rate(figure: Figure, name: str) -> str:
+    value = figure.values.get(name)
+    return "-" if value is None else f"{value:.1f}"
+
+
+def _milliseconds(figure: Figure, name: str) -> str:
+    value = figure.values.get(name)
+    return "-" if value is None else f"{value * 1e3:.2f}"

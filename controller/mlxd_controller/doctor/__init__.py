@@ -1,0 +1,1 @@
+"""`mlxd doctor`: what this machine lacks, and whether the engine computes rightly and fast."""

@@ -1,0 +1,31 @@
+"""The ways in which a worker computes faster, each of which has a plain one beside it.
+
+Invariants:
+- A path that is switched off changes no result but by rounding: what is slower then is all.
+- The names are those of the file of findings, of status and of logs.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+
+class FastPath(StrEnum):
+    """What can be switched off by itself."""
+
+    COMPILED_STEP = "compiled-step"
+    """A decode step as one compiled function, on CUDA."""
+    DECODE_KERNEL = "decode-kernel"
+    """One kernel that rotates, writes keys and values in place, and attends, on CUDA."""
+    EXPONENTIALS = "exponentials"
+    """Exponentials as powers of two, on a Linux CPU."""
+    JOINED_PASSES = "joined-passes"
+    """A decode step's pass that takes prompts' tokens along, on a CPU."""
+    LANES = "lanes"
+    """One operation's parts side by side on several cores, on a CPU."""
+    PROMPTS_TOGETHER = "prompts-together"
+    """Several prompts in one pass."""
+    ROW_KERNEL = "row-kernel"
+    """A single row's products with what stands before and after them, on CUDA."""
+    RUN_AHEAD = "run-ahead"
+    """The next step is prepared, or runs, before the last one's tokens are known."""

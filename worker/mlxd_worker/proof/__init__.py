@@ -1,0 +1,1 @@
+"""The proof of the engine on the machine at hand: `python -m mlxd_worker.proof` (decision 0073)."""

@@ -1,0 +1,96 @@
+"""`python -m mlxd_worker.proof`: prove the engine on this machine, a line of JSON for each result.
+
+Lines: `{"trying": TEXT}` before each step, `{"check", "subject", "problem", "off"}` after it, and
+at the end `{"device", "versions", "off"}`, which is what is remembered. Where the backend cannot be
+used there is one line, `{"error": TEXT}`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Final
+
+from mlxd_models.families.registry import REGISTRY
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.fast_paths import FastPath
+from mlxd_shared.ops.findings import versions_of
+from mlxd_worker.machine.backend import Backend, prepare_backend
+from mlxd_worker.proof.families import WIDE, WIDEST
+from mlxd_worker.proof.tokenizing import check_tokenizer
+
+LLAMA: Final = "LlamaForCausalLM"
+
+
+class Report:
+    """What the proof says, as lines, and what it has switched off."""
+
+    def __init__(self) -> None:
+        self.off: dict[FastPath, str] = {}
+
+    def say(self, **line: object) -> None:
+        """Write one line."""
+        sys.stdout.write(json.dumps(line) + "\n")
+        sys.stdout.flush()
+
+    def trying(self, step: str) -> None:
+        """Say what comes next: the last word of a process that a kernel ends."""
+        self.say(trying=step)
+
+    def result(self, check: str, subject: str, problem: str, off: FastPath | None) -> None:
+        """Say what a check came to."""
+        if off is not None:
+            self.off[off] = f"{check}: {problem} ({subject})"
+        self.say(check=check, subject=subject, problem=problem, off=off)
+
+
+def main() -> int:
+    """Prove everything, and return the exit code: 0 also where much is wrong."""
+    parser = argparse.ArgumentParser(prog="python -m mlxd_worker.proof")
+    parser.add_argument("--quick", action="store_true", help="one family, and no times")
+    parser.add_argument("--tokenizer", type=Path, action="append", default=[], metavar="MODEL")
+    args = parser.parse_args()
+    report = Report()
+    for path in args.tokenizer:
+        report.trying(f"the tokenizer of {path.name}")
+        report.result("tokenizer", str(path), check_tokenizer(path) or "", None)
+    try:
+        backend = prepare_backend()
+    except MlxdError as error:
+        report.say(error=error.describe())
+        return 0
+    _prove(report, backend, quick=args.quick)
+    return 0
+
+
+def _prove(report: Report, backend: Backend, *, quick: bool) -> None:
+    """Prove the engine; imports MLX, which the BLAS stands under by now."""
+    from mlxd_worker.machine.device_name import device_name  # noqa: PLC0415
+    from mlxd_worker.proof.prover import Prover, Result  # noqa: PLC0415
+    from mlxd_worker.proof.subjects import make_subject  # noqa: PLC0415
+    from mlxd_worker.proof.timing import engine_run  # noqa: PLC0415
+
+    def tell(result: Result) -> None:
+        report.result(result.check, result.subject, result.problem, result.off)
+
+    blas = backend.blas
+    report.say(blas=blas.name, version=blas.version, threads=blas.threads, reason=blas.reason)
+    prover = Prover(tell, report.trying)
+    with tempfile.TemporaryDirectory(prefix="mlxd-proof-") as root:
+        for name in [LLAMA] if quick else sorted(REGISTRY.entries):
+            subject = make_subject(name, Path(root) / name, backend.kind)
+            prover.prove_family(subject)
+        if not quick:
+            sizes = WIDE if backend.kind is DeviceKind.CPU else WIDEST
+            subject = make_subject(LLAMA, Path(root) / "wide", backend.kind, sizes)
+            prover.prove_speed(subject, engine_run(subject))
+    versions = versions_of(backend)
+    report.say(device=device_name(backend.kind), versions=versions, off=report.off)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,117 @@
+"""A small config of every family that the registry has. Imports no MLX.
+
+Invariants:
+- Widths at which every kernel serves: heads of 64, inputs that are multiples of 256.
+- What a family has beyond the sizes is written once, here; others choose sizes of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+NESTED: Final = "Gemma3ForConditionalGeneration"
+"""Its config is that of its text, one level down."""
+
+SIZES: Final[Mapping[str, Any]] = {
+    "hidden_size": 256,
+    "intermediate_size": 512,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 64,
+    "vocab_size": 512,
+    "max_position_embeddings": 1024,
+    "rope_theta": 10000.0,
+    "tie_word_embeddings": False,
+}
+WIDE: Final[Mapping[str, Any]] = {
+    **SIZES,
+    "hidden_size": 512,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 8,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+}
+"""A Llama of 27 million values: what times are taken on where a CPU computes."""
+WIDEST: Final[Mapping[str, Any]] = {
+    **WIDE,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+}
+"""One of 400 million: the same elsewhere."""
+
+_EXPERTS: Final[Mapping[str, Any]] = {
+    "num_experts": 6,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "norm_topk_prob": True,
+}
+_SHARED: Final[Mapping[str, Any]] = {**_EXPERTS, "shared_expert_intermediate_size": 64}
+_HYBRID: Final[Mapping[str, Any]] = {
+    "partial_rotary_factor": 0.25,
+    "full_attention_interval": 2,
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 16,
+    "linear_conv_kernel_dim": 4,
+}
+_LATENT: Final[Mapping[str, Any]] = {
+    "head_dim": None,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 64,
+    "q_lora_rank": 64,
+    "qk_rope_head_dim": 16,
+    "qk_nope_head_dim": 32,
+    "v_head_dim": 48,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 64,
+    "first_k_dense_replace": 1,
+    "n_group": 1,
+    "topk_group": 1,
+    "topk_method": "noaux_tc",
+    "scoring_func": "sigmoid",
+    "norm_topk_prob": True,
+    "routed_scaling_factor": 2.5,
+}
+OWN: Final[Mapping[str, Mapping[str, Any]]] = {
+    "DeepseekV2ForCausalLM": {
+        **_LATENT, "q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax",
+        "norm_topk_prob": False,
+    },
+    "DeepseekV3ForCausalLM": _LATENT,
+    "Gemma3ForCausalLM": {"sliding_window": 128, "sliding_window_pattern": 2},
+    NESTED: {"sliding_window": 128},
+    "Glm4MoeLiteForCausalLM": _LATENT,
+    "GptOssForCausalLM": {
+        "sliding_window": 128, "num_local_experts": 6, "num_experts_per_tok": 2,
+        "rope_scaling": {"rope_type": "default"},
+    },
+    "LlamaForCausalLM": {},
+    "MistralForCausalLM": {"sliding_window": 128},
+    "Qwen2ForCausalLM": {},
+    "Qwen3ForCausalLM": {},
+    "Qwen3MoeForCausalLM": _EXPERTS,
+    "Qwen3NextForCausalLM": {**_HYBRID, **_SHARED},
+    "Qwen3_5ForCausalLM": _HYBRID,
+    "Qwen3_5MoeForCausalLM": {**_HYBRID, **_SHARED},
+}  # fmt: skip
+"""What each family's config has besides, or otherwise."""
+
+
+def config_of(architecture: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, Any]:
+    """Return a family's config.json of these sizes."""
+    own = {**sizes, **OWN[architecture]}
+    if architecture == NESTED:
+        own = {"text_config": own, "tie_word_embeddings": False}
+    return {"architectures": [architecture], **own}
+
+
+def routes(architecture: str) -> bool:
+    """Return whether a family has experts: a rounding may then choose another one."""
+    return any("experts" in key for key in OWN[architecture])

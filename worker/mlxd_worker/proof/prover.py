@@ -1,0 +1,132 @@
+"""The whole proof: each family's paths, then what must hold without those that fail, then times.
+
+Invariants:
+- A path that was found wrong or slow is off from then on, in this process too: what is proved
+  later is what a worker will run.
+- Whatever a path raises is a finding like a wrong result; what ends the process is its starter's to
+  tell, by the last line that said what was tried.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Final
+
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.fast_paths import FastPath
+from mlxd_worker.kernels.switches import SWITCHES
+from mlxd_worker.proof.checks import CHECKS, Check
+from mlxd_worker.proof.paths import PATHS, PathProof
+from mlxd_worker.proof.streams import run_company
+from mlxd_worker.proof.subjects import Subject
+from mlxd_worker.proof.timing import MakeRun, time_path
+from mlxd_worker.proof.walks import step_through
+
+PROBLEM_CHARS_MAX: Final = 300
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one check of one subject came to."""
+
+    check: str
+    subject: str
+    problem: str = ""
+    """Empty: nothing is wrong."""
+    off: FastPath | None = None
+    """The path that is switched off for it; None where there is none to blame."""
+
+
+Tell = Callable[[Result], None]
+Try = Callable[[str], None]
+"""Told what is tried next."""
+
+
+class Prover:
+    """Proves subject after subject, and switches off what fails. One thread, which has MLX."""
+
+    def __init__(
+        self,
+        tell: Tell,
+        trying: Try,
+        *,
+        paths: Sequence[PathProof] = PATHS,
+        checks: Mapping[str, Check] = CHECKS,
+    ) -> None:
+        """Tell of every result, and before it of what is tried."""
+        self._tell = tell
+        self._trying = trying
+        self._paths = paths
+        self._checks = checks
+
+    def prove_family(self, subject: Subject) -> None:
+        """Prove paths and checks on one model."""
+        self._trying(f"the engine on {subject.name}")
+        problem = _attempt(partial(_run, subject))
+        if problem is not None:
+            self._settle("the engine runs", subject, problem, partial(_run, subject))
+        for proof in self._paths_on(subject.kind):
+            self._trying(f"{proof.path} on {subject.name}")
+            problem = _attempt(partial(proof.compare, subject, proof.path))
+            self._judge(f"fast path {proof.path}", subject, proof.path, problem)
+        for name, check in self._checks.items():
+            self._trying(f"{name}: {subject.name}")
+            problem = _attempt(partial(check, subject))
+            if problem is None:
+                self._tell(Result(name, subject.name))
+            else:
+                self._settle(name, subject, problem, partial(check, subject))
+
+    def prove_speed(
+        self,
+        subject: Subject,
+        make: MakeRun,
+        *,
+        time: Callable[[FastPath, MakeRun], str | None] = time_path,
+    ) -> None:
+        """Time each path that is on against doing without it."""
+        for proof in self._paths_on(subject.kind):
+            self._trying(f"the speed of {proof.path}")
+            problem = _attempt(partial(time, proof.path, make))
+            self._judge(f"speed of {proof.path}", subject, proof.path, problem)
+
+    def _paths_on(self, kind: DeviceKind) -> list[PathProof]:
+        """Return the paths that this kind of device has, and that are not off."""
+        return [
+            proof for proof in self._paths if kind in proof.kinds and SWITCHES.is_on(proof.path)
+        ]
+
+    def _judge(self, name: str, subject: Subject, path: FastPath, problem: str | None) -> None:
+        """Tell what a path's own check came to, and switch it off where it failed."""
+        if problem is None:
+            self._tell(Result(name, subject.name))
+        else:
+            SWITCHES.turn_off([path])
+            self._tell(Result(name, subject.name, problem, path))
+
+    def _settle(
+        self, name: str, subject: Subject, problem: str, again: Callable[[], str | None]
+    ) -> None:
+        """Switch off the first path without which what failed does not, and tell of it."""
+        for proof in self._paths_on(subject.kind):
+            with SWITCHES.without(proof.path):
+                cured = _attempt(again) is None
+            if cured:
+                self._judge(name, subject, proof.path, problem)
+                return
+        self._tell(Result(name, subject.name, problem))
+
+
+def _run(subject: Subject) -> None:
+    """Do what is compared; raises whatever a path raises."""
+    step_through(subject)
+    run_company(subject)
+
+
+def _attempt(prove: Callable[[], str | None]) -> str | None:
+    try:
+        return prove()
+    except Exception as error:  # noqa: BLE001 - whatever a kernel, a compiler or MLX raises
+        return f"fails: {type(error).__name__}: {' '.join(str(error).split())}"[:PROBLEM_CHARS_MAX]
