@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from mlxd_models.sizes.weight_forms import FloatType
-from mlxd_shared.domain.requests import FinishReason, Sampling
+from mlxd_shared.domain.requests import FinishReason, KVFormat, Sampling
+from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits, MakeDecoder
@@ -34,6 +35,7 @@ from mlxd_worker.tokenizing.files import load_tokenizer
 
 GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 STEPS_MAX = 5000
+MakeDisk = Callable[[RowCaches], PrefixDisk]
 _streams = itertools.count(1)
 
 
@@ -172,11 +174,14 @@ def tiny_engine(
     make_decoder: MakeDecoder | None = None,
     prefix_nbytes: int = 0,
     keeps_spares: bool = True,
+    kv: KVFormat = KVFormat.MODEL,
+    make_disk: MakeDisk | None = None,
 ) -> TinyEngine:
     """Return an engine on the model in `folder`; its text is the tokenizer's by default.
 
     `prefix_nbytes`: what snapshots of former prompts may take; by default none are kept.
-    `keeps_spares`: decode in arenas that former rows have left, as a worker does.
+    `keeps_spares`: decode in arenas that former rows have left, as a worker does. `make_disk`:
+    makes what keeps blocks of prompts; the caller closes it.
     """
     model = load_model(inspect_model(folder), form=FloatType.F32, progress=lambda *_: None)
     return engine_on(
@@ -190,6 +195,8 @@ def tiny_engine(
         make_decoder=make_decoder,
         prefix_nbytes=prefix_nbytes,
         keeps_spares=keeps_spares,
+        kv=kv,
+        make_disk=make_disk,
     )
 
 
@@ -205,6 +212,8 @@ def engine_on(
     make_decoder: MakeDecoder | None = None,
     prefix_nbytes: int = 0,
     keeps_spares: bool = True,
+    kv: KVFormat = KVFormat.MODEL,
+    make_disk: MakeDisk | None = None,
     controller: DepthController | None = None,
     make_plain: Callable[[Passes, RowCaches], Stepper] | None = None,
 ) -> TinyEngine:
@@ -214,7 +223,7 @@ def engine_on(
     makes what steps the others, prompts apart, as a load chooses it by default.
     """
     caches = RowCaches(
-        model.new_caches(),
+        model.new_caches(kv=kv),
         context_max=context_length,
         rows_max=rows_max,
         keeps_spares=keeps_spares,
@@ -225,7 +234,8 @@ def engine_on(
         waiting_max=waiting_max,
         prefill_chunk_tokens=chunk,
     )
-    prefix = PrefixCache(caches, budget_nbytes=prefix_nbytes)
+    disk = None if make_disk is None else make_disk(caches)
+    prefix = PrefixCache(caches, budget_nbytes=prefix_nbytes, disk=disk)
     way = way_of(model.capabilities, caches)
     plain = main_road(model, caches, way)
     stepper = plain

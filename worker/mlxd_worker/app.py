@@ -101,7 +101,10 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    engine = EngineThread(device=backend.kind, loop=loop, on_fault=on_fault, make_host=make_host)
+    kind, folder = backend.kind, options.prefix_disk
+    engine = EngineThread(
+        device=kind, loop=loop, on_fault=on_fault, make_host=make_host, folder=folder
+    )
     security = options.security.load()
     async with contextlib.AsyncExitStack() as stack:
         engine.start()

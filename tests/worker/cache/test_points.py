@@ -56,6 +56,14 @@ def test_few_points_are_the_useful_ones() -> None:
                       (100, 19_904, 19_968, 20_000)]  # fmt: skip
 
 
+def test_the_end_of_the_last_block_is_a_point() -> None:
+    """Where blocks are kept on disk: else a prompt's states would be in none of them."""
+    assert 4864 in prompt_points(0, 5000, block_tokens=256)
+    assert prompt_points(0, 5000, block_tokens=256, points_max=2) == (4864, 5000)
+    assert prompt_points(4900, 5000, block_tokens=256) == prompt_points(4900, 5000)
+    assert prompt_points(0, 200, block_tokens=256) == prompt_points(0, 200)
+
+
 def test_generated_text_is_captured_on_the_same_grid() -> None:
     """Every multiple of 64 that is still to come."""
     assert [next_rolling(offset) for offset in (0, 63, 64, 2059)] == [64, 64, 128, 2112]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,6 +13,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import Weights
 from mlxd_shared.domain.units import format_bytes
 from mlxd_worker.process.options import parse_options
+from mlxd_worker.thread.facts import DiskFolder
 
 
 @pytest.mark.parametrize(
@@ -26,6 +28,8 @@ from mlxd_worker.process.options import parse_options
             str(config.PREFIX_CACHE_BYTES_LIMIT + 1),
             f"is above {format_bytes(config.PREFIX_CACHE_BYTES_LIMIT)}",
         ),
+        ("--prefix-disk-size", "1GiB", "needs --prefix-disk"),
+        ("--prefix-disk-size", "9EiB", "'9EiB'"),
         ("--waiting-max", "-1", f"-1 is outside 0 to {config.WAITING_STREAMS_LIMIT}"),
         (
             "--waiting-max",
@@ -70,6 +74,8 @@ def test_bounds_themselves_are_taken() -> None:
             "--replay-steps=0",
             "--threads=1",
             "--prefix-cache=0",
+            "--prefix-disk=blocks",
+            "--prefix-disk-size=0",
         ]
     )
     most = parse_options(
@@ -78,6 +84,8 @@ def test_bounds_themselves_are_taken() -> None:
             f"--waiting-max={config.WAITING_STREAMS_LIMIT}",
             f"--replay-steps={config.CONTEXT_LENGTH_LIMIT}",
             f"--prefix-cache={config.PREFIX_CACHE_BYTES_LIMIT}",
+            "--prefix-disk=blocks",
+            f"--prefix-disk-size={config.PREFIX_CACHE_BYTES_LIMIT}",
         ]
     )
 
@@ -89,6 +97,8 @@ def test_bounds_themselves_are_taken() -> None:
         config.CONTEXT_LENGTH_LIMIT,
     )
     assert most.spec.prefix_cache_nbytes == config.PREFIX_CACHE_BYTES_LIMIT
+    assert least.prefix_disk == DiskFolder(Path("blocks"), 0)
+    assert most.prefix_disk == DiskFolder(Path("blocks"), config.PREFIX_CACHE_BYTES_LIMIT)
 
 
 @pytest.mark.parametrize(
@@ -121,6 +131,9 @@ def test_what_is_not_said_has_its_default() -> None:
     assert (options.waiting_max, options.replay_steps) == (config.WAITING_STREAMS_MAX, 0)
     assert (options.spec.weights, options.spec.kv_format) == (Weights.AUTO, None)
     assert (options.log_level, options.log_format) == ("info", "auto")
+    assert options.prefix_disk is None
+    disk = parse_options(["--prefix-disk", "blocks"]).prefix_disk
+    assert disk == DiskFolder(Path("blocks"), config.PREFIX_DISK_BYTES_DEFAULT)
     assert not options.allow_remote
     assert not options.security.open_health
 

@@ -111,6 +111,14 @@ Change = Open | Reuse | Close | Move | Clear | Free
 """What the row table tells every layer's cache to do, in order."""
 
 
+@dataclass(frozen=True, slots=True)
+class ArrayShape:
+    """One array of what a layer keeps of a row."""
+
+    shape: tuple[int, ...]
+    dtype: mx.Dtype
+
+
 class LayerCache(Protocol):
     """One layer's state for all rows, arranged as the row table says.
 
@@ -164,6 +172,10 @@ class LayerCache(Protocol):
         overwritten them. A recurrent cache: its state, the row standing at `stop`. `start` says
         nothing to the last two. The caller evaluates them before anything is written.
         """
+        ...
+
+    def shapes(self, start: int, stop: int) -> tuple[ArrayShape, ...]:
+        """Return what `read(_, start, stop)` returns, but for its values."""
         ...
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:

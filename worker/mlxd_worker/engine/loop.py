@@ -134,7 +134,7 @@ class Engine:
     @property
     def busy(self) -> bool:
         """Whether a step would do anything."""
-        return bool(self._rows or self._waiting)
+        return bool(self._rows or self._waiting) or self._prefill.pending
 
     @property
     def can_guess(self) -> bool:
@@ -200,6 +200,7 @@ class Engine:
             self._end_embedded()
             self._decode_all(carried)
         self._caches.tend(before=stepper.rest)
+        self._prefill.tend(self._rows.values())
 
     @property
     def _calm(self) -> bool:

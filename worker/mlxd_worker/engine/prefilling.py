@@ -11,12 +11,14 @@ Invariants:
   row is passed over no more often than in the waiting queue (`Turns`).
 - A row looks its prompt up when its turn has come, not when it joins: what others have evaluated is
   there by then. While another one evaluates what both begin with, it waits for that.
+- What is on its way from the disk is put in as it arrives, a block a row and step; the row's turn
+  comes when no more of it does, and until then it holds nobody up.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Final
 
 from mlxd_models.sizes.pass_sizes import together_max
@@ -24,6 +26,7 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.arenas.chunks import Attended
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.prefix.lookup import Lookup
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.pacing import Pacer
@@ -103,6 +106,8 @@ class Prefill:
 
         Return what the decode step is to take along; call `carry` once that is evaluated.
         """
+        for row in [row for row in rows if row.id in self._prefix.waiting]:
+            self._receive(row)
         joined = self._choose(rows)
         self._read()
         return joined
@@ -110,10 +115,10 @@ class Prefill:
     def _choose(self, rows: Sequence[Row]) -> list[Carried]:
         """Choose whose tokens go along, and whose are read next; read those that fill a pass."""
         joined: list[Carried] = []
-        waiting = [row for row in rows if not row.decoding]
+        waiting = [row for row in rows if not (row.decoding or row.id in self._prefix.waiting)]
         self._pacer.begin_step(
             self._clock(),
-            decoding=len(waiting) < len(rows),
+            decoding=any(row.decoding for row in rows),
             waiting_tokens=sum(row.prefill_left for row in waiting),
         )
         if waiting:
@@ -124,6 +129,9 @@ class Prefill:
         while able:
             row = self._turns.first_of(able, rank=lambda entry: ranks[entry.id])
             self.begin(row)
+            if row.id in self._prefix.waiting:
+                able = self._able([entry for entry in able if entry is not row], [row])
+                continue
             if self._joins and self._pacer.gentle and not _is_alone(row) and row.advance is None:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
@@ -141,6 +149,26 @@ class Prefill:
     def _able(self, waiting: Sequence[Row], others: Sequence[Row]) -> list[Row]:
         """Return the rows that are not to wait for what one of `others` is about to have."""
         return [row for row in waiting if row.begun or not self._shares(row, others)]
+
+    @property
+    def pending(self) -> bool:
+        """Whether parts of former prompts wait to be handed to the disk."""
+        return self._prefix.disk is not None and self._prefix.disk.pending
+
+    def tend(self, rows: Iterable[Row]) -> None:
+        """Hand one part of a former prompt to the disk, where one waits; once a step.
+
+        Where `rows`, all there are, have nothing to do but wait for the disk, so does this, not
+        for long.
+        """
+        disk = self._prefix.disk
+        if disk is None:
+            return
+        waiting = [row.id in self._prefix.waiting for row in rows]
+        disk.token_s = self._pacer.prefill_token_s
+        disk.tend(idle=not waiting)
+        if waiting and all(waiting):
+            disk.tier.wait()
 
     def carry(self, done: Sequence[Carried]) -> None:
         """Learn that what `run` returned has been evaluated."""
@@ -165,16 +193,27 @@ class Prefill:
         if row.embeds:  # every token's state is asked for: nothing of former prompts helps
             return
         start = self._prefix.begin(row.id, request.prompt, most=_reusable(row))
+        if row.id not in self._prefix.waiting:
+            self._start_at(row, start)
+
+    def _receive(self, row: Row) -> None:
+        """Put in what has arrived for a row; it starts where it stands when no more comes."""
+        start = self._prefix.receive(row.id)
+        if start is not None:
+            self._start_at(row, start)
+
+    def _start_at(self, row: Row, start: Lookup) -> None:
         row.offset = row.cached = start.cached
         row.cache_reason = start.reason
         if not self._prefix.enabled:
             return
         _log.info(
             "prefix hit" if start.hit else "prefix miss",
-            request_id=request.request_id,
-            stream=request.stream,
+            request_id=row.request.request_id,
+            stream=row.request.stream,
             total=start.total,
             cached=start.cached,
+            from_disk=start.from_disk,
             left=start.left,
             reason=start.reason.value,
         )

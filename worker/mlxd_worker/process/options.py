@@ -14,6 +14,7 @@ from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights, load_violat
 from mlxd_shared.domain.units import format_bytes, parse_bytes
 from mlxd_shared.ops.logs import LEVELS, LogFormat
 from mlxd_shared.security.listeners import ListenerFiles
+from mlxd_worker.thread.facts import DiskFolder
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +38,7 @@ class Options:
     findings: Path | None
     waiting_max: int
     replay_steps: int
+    prefix_disk: DiskFolder | None
     log_level: str
     log_format: LogFormat
 
@@ -47,7 +49,10 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     Raises:
         InvalidRequest: a load option is out of range.
     """
-    args = _parser().parse_args(arguments)
+    parser = _parser()
+    args = parser.parse_args(arguments)
+    if args.prefix_disk is None and args.prefix_disk_size is not None:
+        parser.error("argument --prefix-disk-size: needs --prefix-disk")
     spec = LoadSpec(
         context_length=args.context_length,
         rows_max=args.rows_max,
@@ -79,6 +84,7 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         findings=args.findings,
         waiting_max=args.waiting_max,
         replay_steps=args.replay_steps,
+        prefix_disk=_disk_folder(args.prefix_disk, args.prefix_disk_size),
         log_level=args.log_level,
         log_format=args.log_format,
     )
@@ -124,6 +130,14 @@ def _parser() -> argparse.ArgumentParser:
     )
     prefix_text = f"of snapshots of former prompts; default: {config.PREFIX_MEMORY_FRACTION:.0%}%"
     add("--prefix-cache", type=_size, metavar="SIZE", help=f"{prefix_text} of memory; 0: none")
+    disk_size_text = f"default: {format_bytes(config.PREFIX_DISK_BYTES_DEFAULT)}; 0: none"
+    add(
+        "--prefix-disk",
+        type=Path,
+        metavar="FOLDER",
+        help="keep parts of prompts here when the model goes; for this user alone (0700)",
+    )
+    add("--prefix-disk-size", type=_size, metavar="SIZE", help=f"of these; {disk_size_text}")
     waiting_text = f"streams that may wait; default: {config.WAITING_STREAMS_MAX}"
     add(
         "--waiting-max",
@@ -145,6 +159,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-level", choices=list(LEVELS), default="info")
     add("--log-format", choices=["auto", "json", "console"], default="auto")
     return parser
+
+
+def _disk_folder(path: Path | None, nbytes: int | None) -> DiskFolder | None:
+    if path is None:
+        return None
+    return DiskFolder(path, config.PREFIX_DISK_BYTES_DEFAULT if nbytes is None else nbytes)
 
 
 def _machine_name(text: str) -> str:

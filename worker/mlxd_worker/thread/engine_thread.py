@@ -23,6 +23,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 from mlxd_shared import config
@@ -37,7 +38,7 @@ from mlxd_shared.domain.errors import (
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.engine.request import Cancel, Failed, Submit
-from mlxd_worker.thread.facts import Figures, Loaded, LoadJob
+from mlxd_worker.thread.facts import DiskFolder, Figures, Loaded, LoadJob
 from mlxd_worker.thread.outbox import Outbox, StreamReader
 
 if TYPE_CHECKING:  # this module runs before MLX may be imported
@@ -67,11 +68,11 @@ _Message = Submit | Cancel | _Call | _Stop
 MakeHost = Callable[[DeviceKind], "ModelHost"]
 
 
-def _import_host(device: DeviceKind) -> ModelHost:
+def _import_host(device: DeviceKind, *, folder: DiskFolder | None = None) -> ModelHost:
     """Import MLX on the calling thread, which from then on owns it; the BLAS is there already."""
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415
 
-    return ModelHost(device=device)
+    return ModelHost(device=device, folder=folder)
 
 
 class EngineThread:
@@ -84,18 +85,20 @@ class EngineThread:
         loop: asyncio.AbstractEventLoop,
         on_fault: Callable[[], None],
         make_host: MakeHost | None = None,
+        folder: DiskFolder | None = None,
         rest_s: float = config.IDLE_REST_S,
     ) -> None:
         """Prepare a thread; `on_fault` is called on the event loop if it ends by a fault.
 
-        make_host: what the thread works on, made on the thread; by default a `ModelHost`.
+        make_host: what the thread works on, made on the thread; by default a `ModelHost`, which
+        keeps parts of prompts in `folder`, if there is one.
         rest_s: after so long without work it gives back what is kept for streams to come.
         """
         self._device = device
         self._rest_s = rest_s
         self._rest_at_s: float | None = None
         """When it rests; None while it works, never again until it has worked."""
-        self._make_host = make_host or _import_host
+        self._make_host = make_host or partial(_import_host, folder=folder)
         self._loop = loop
         self._on_fault = on_fault
         self._mailbox: queue.SimpleQueue[_Message] = queue.SimpleQueue()
@@ -236,6 +239,7 @@ class EngineThread:
                 self._loop.call_soon_threadsafe(self._on_fault)
         else:
             self._end(host, ShuttingDown())
+            host.close()
 
     def _serve(self, host: ModelHost) -> None:
         while True:

@@ -24,6 +24,15 @@ class LoadJob:
     spec: LoadSpec
 
 
+@dataclass(frozen=True, slots=True)
+class DiskFolder:
+    """Where a worker keeps blocks of prompts that outlive it."""
+
+    path: Path
+    budget_nbytes: int
+    """Of one model in one form."""
+
+
 Report = Callable[[LoadProgress], None]
 """Takes the progress of a load, on the engine thread, at once."""
 

@@ -14,6 +14,7 @@ import traceback
 
 import mlx.core as mx
 
+from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 from mlxd_shared.ops.heap import trim_heap
@@ -25,6 +26,7 @@ from mlxd_worker.engine.speculation.speculator import SpeculationCounts
 from mlxd_worker.machine.device_name import device_name
 from mlxd_worker.memory.ledger import Account, Audit, Ledger
 from mlxd_worker.thread.facts import (
+    DiskFolder,
     Figures,
     Loaded,
     LoadJob,
@@ -40,8 +42,9 @@ _log = get_logger("engine")
 class ModelHost:
     """At most one resident model. One owner: the engine thread."""
 
-    def __init__(self, *, device: DeviceKind) -> None:
+    def __init__(self, *, device: DeviceKind, folder: DiskFolder | None = None) -> None:
         self._device = device
+        self._folder = folder
         self._ledger = Ledger()
         self._resident: Resident | None = None
         self._absent: MlxdError = ModelNotFound("", "no model is loaded")
@@ -68,7 +71,12 @@ class ModelHost:
             counts = self._counts.get(job.name) or PrefixCounts()
             guesses = self._guesses.get(job.name) or SpeculationCounts()
             resident = make_resident(
-                job, device=self._device, report=report, counts=counts, guesses=guesses
+                job,
+                device=self._device,
+                report=report,
+                counts=counts,
+                guesses=guesses,
+                folder=self._folder,
             )
         except Exception as error:
             _forget_locals(error)
@@ -88,6 +96,7 @@ class ModelHost:
     def unload(self, error: MlxdError) -> int:
         """End every stream with `error`, drop the model; return MLX's active bytes afterwards."""
         if self._resident is not None:
+            self._close_blocks()
             self._resident.prefix.clear()  # first, so that no row's is copied out to be kept
         self.end_streams(error)
         self._absent = error
@@ -99,6 +108,10 @@ class ModelHost:
             self._ledger.detach(Account.PREFIX, "snapshots")
             self._resident = None
         return self._sweep().active_nbytes
+
+    def close(self) -> None:
+        """Have what is kept outlive the process, where it can; the last call."""
+        self._close_blocks()
 
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
         """Give back what no stream needs until `target_nbytes` are held; return before and after.
@@ -190,6 +203,12 @@ class ModelHost:
             can_guess=engine is not None and engine.can_guess,
             unaccounted_nbytes=self._unaccounted_nbytes,
         )
+
+    def _close_blocks(self) -> None:
+        """Write what is worth it of what is kept, and end what writes and reads."""
+        disk = None if self._resident is None else self._resident.prefix.disk
+        if disk is not None:
+            disk.close(timeout_s=config.PREFIX_SAVE_S)
 
     def _lift_limits(self) -> None:
         """Let MLX have what it had before a model set limits."""

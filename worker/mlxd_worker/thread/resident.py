@@ -20,7 +20,7 @@ from mlxd_models.families.common.family import Footprint
 from mlxd_models.files.chat_template import ChatTemplate, read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
-from mlxd_models.fit.described import facts_of, life_of
+from mlxd_models.fit.described import Life, facts_of, life_of
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.options import check_options
 from mlxd_models.fit.plan import ACTIVATIONS_TERM, KV_TERM, POOL_TERM, Device, Plan
@@ -49,7 +49,8 @@ from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
 from mlxd_worker.text.tokenizer import Tokenizer
-from mlxd_worker.thread.facts import Loaded, LoadJob, Report
+from mlxd_worker.thread.blocks import open_blocks
+from mlxd_worker.thread.facts import DiskFolder, Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
 
 WARM_UP_PROMPT_TOKENS = 4
@@ -77,11 +78,12 @@ def make_resident(
     report: Report,
     counts: PrefixCounts | None = None,
     guesses: SpeculationCounts | None = None,
+    folder: DiskFolder | None = None,
 ) -> Resident:
     """Load and warm up the model of `job`; `report` is told of every step.
 
     MLX's memory and pool are bounded from then on, failed or not: the caller lifts the limits.
-    `counts` is told of every look-up of a prompt, `guesses` of every guess.
+    `counts` is told of every look-up of a prompt, `guesses` of every guess; `folder` is for blocks.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
@@ -113,7 +115,6 @@ def make_resident(
     caches = _new_caches(model, plan)
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
-    prefix = PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts)
     chat = _read_chats(template, tokenizer, plan)
     facts = Loaded(
         job=job,
@@ -138,7 +139,32 @@ def make_resident(
     caches.rest()
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
+    prefix = _new_prefix(job, plan, life, caches, device, counts=counts, folder=folder)
     return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
+
+
+def _new_prefix(
+    job: LoadJob,
+    plan: Plan,
+    life: Life,
+    caches: RowCaches,
+    device: DeviceKind,
+    *,
+    counts: PrefixCounts | None,
+    folder: DiskFolder | None,
+) -> PrefixCache:
+    """Return what keeps prompts, in `folder` too; the caller closes its `disk`."""
+    disk = None
+    if folder is not None and plan.prefix_bytes:
+        disk = open_blocks(
+            folder,
+            caches,
+            digest=job.digest,
+            weights=f"{life.weights} {life.form} {life.packed}",
+            context_length=plan.context_length,
+            device=device,
+        )
+    return PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts, disk=disk)
 
 
 def _read_chats(

@@ -31,17 +31,27 @@ ROLLING_KEPT = 2
 
 
 def prompt_points(
-    start: int, end: int, *, branch: int | None = None, points_max: int = PROMPT_POINTS_MAX
+    start: int,
+    end: int,
+    *,
+    branch: int | None = None,
+    points_max: int = PROMPT_POINTS_MAX,
+    block_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """Return where to capture while a prompt is evaluated from `start` up to `end` tokens.
 
     `branch` is how far the prompt matched what is cached where that is beyond `start`: whoever
-    shares as much next will find it. Where `points_max` cuts, the most useful ones stay: the end,
-    the branch, the grid's last two, then coarse ones, then the grid backwards.
+    shares as much next will find it. `block_tokens`: of the blocks that are kept on disk, where any
+    are; then the end of the last one is a point. Where `points_max` cuts, the most useful ones
+    stay: the end, the branch, that block's end, the grid's last two, then coarse ones, then the
+    grid backwards.
     """
     grid = list(_backwards(start, end))
     coarse = range(_above(start, COARSE_TOKENS), end, COARSE_TOKENS)
-    wanted = [end, *([] if branch is None else [branch]), *grid[:2], *reversed(coarse), *grid[2:]]
+    first = [end, *([] if branch is None else [branch])]
+    if block_tokens is not None:
+        first.append(end // block_tokens * block_tokens)
+    wanted = [*first, *grid[:2], *reversed(coarse), *grid[2:]]
     within = dict.fromkeys(point for point in wanted if start < point <= end)
     return tuple(sorted(list(within)[:points_max]))
 

@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import StepPlan
-from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
+from mlxd_worker.cache.base import ArenaId, ArrayShape, Kind, Place, RowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,11 @@ class RecurrentCache:
             return tuple(self._zeros())
         slot = mx.array([block.slot_of[place]], dtype=mx.int32)
         return tuple(mx.take(array, slot, axis=0) for array in block.arrays)
+
+    def shapes(self, start: int, stop: int) -> tuple[ArrayShape, ...]:
+        """Return what `read` returns, but for its values."""
+        del start, stop
+        return tuple(ArrayShape((1, *state.shape), state.dtype) for state in self._states)
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
         """Put back what `read` returned, lazy; the row then stands at `stop`.

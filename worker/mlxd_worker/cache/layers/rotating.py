@@ -270,6 +270,10 @@ class RotatingCache(ArenaCache):
         scatter_last(arrays, group, tokens)
         return result
 
+    def _count_kept(self, start: int, stop: int) -> int:
+        del start
+        return min(stop, self.window)
+
     def _columns(self, capacity: int) -> int:
         return min(capacity, self.window)
 

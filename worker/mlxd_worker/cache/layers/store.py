@@ -19,7 +19,7 @@ from typing import Final
 
 import mlx.core as mx
 
-from mlxd_worker.cache.base import ArenaId, Kind, Place, RowError
+from mlxd_worker.cache.base import ArenaId, ArrayShape, Kind, Place, RowError
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +110,17 @@ class ArenaCache:
 
     def free(self, place: Place) -> None:
         """Do nothing: the slot stays, and is zeroed for its next row."""
+
+    def shapes(self, start: int, stop: int) -> tuple[ArrayShape, ...]:
+        """Return what `read(_, start, stop)` returns, but for its values."""
+        count = self._count_kept(start, stop)
+        return tuple(
+            ArrayShape((1, part.heads, count, part.width), part.dtype) for part in self._parts
+        )
+
+    def _count_kept(self, start: int, stop: int) -> int:
+        """Return of how many positions `read(_, start, stop)` is."""
+        return stop - start
 
     def _columns(self, capacity: int) -> int:
         """Return the columns of a slot in an arena of `capacity`."""

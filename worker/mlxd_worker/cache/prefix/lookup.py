@@ -53,6 +53,8 @@ class Lookup:
     """Tokens found in the trie, whether or not every kind could be brought there."""
     reason: CacheReason
     """Why it was not more."""
+    from_disk: int = 0
+    """Of those whose state was put back, how many came from the disk."""
 
     @property
     def left(self) -> int:

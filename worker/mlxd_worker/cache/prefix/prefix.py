@@ -9,6 +9,8 @@ Invariants:
   and what does not fit beside what it goes on from, and beside what running rows captured, is never
   copied. A budget of 0 keeps nothing.
 - Only what was put back is touched.
+- Where blocks are kept on disk (`cache.disk`), a row whose prompt goes on there waits for them, and
+  its captures are planned when it has them.
 - What a row's layers hold may be kept at any moment between two passes, whatever ended the row;
   the caller says where it may not (logits that are no numbers).
 - Engine thread only.
@@ -17,11 +19,13 @@ Invariants:
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_worker.cache.base import Kind, LayerCache, RowId
+from mlxd_worker.cache.disk.arrivals import Arrivals
+from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.kept.points import (
     PROMPT_POINTS_MAX,
     ROLLING_KEPT,
@@ -32,12 +36,10 @@ from mlxd_worker.cache.kept.points import (
 from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.prefix.evicted import EvictedRuns
 from mlxd_worker.cache.prefix.lookup import Lookup, Target, best_target
+from mlxd_worker.cache.prefix.tenants import Tenant
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, key_of, length, part
 from mlxd_worker.cache.rows import RowCaches
-
-States = Mapping[Kind, Snapshot]
-"""What the layers that cannot be cut held at one offset."""
 
 
 @dataclass(slots=True)
@@ -51,38 +53,30 @@ class PrefixCounts:
     evicted_nbytes: int = 0
 
 
-@dataclass(slots=True)
-class _Tenant:
-    """One running row, and the states captured on its way that are not in the trie yet."""
-
-    prompt: Sequence[int]
-    points: list[int]
-    """Where to capture, the next one first."""
-    states: dict[int, States] = field(default_factory=dict)
-    """By offset, ascending."""
-    published: bool = False
-    """Whether the prompt is in the trie; captures are those of generated text from then on."""
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that the captured states own."""
-        return sum(state.nbytes for states in self.states.values() for state in states.values())
-
-
 class PrefixCache:
     """Looks prompts up and keeps what rows compute. One owner: the engine thread."""
 
     def __init__(
-        self, caches: RowCaches, *, budget_nbytes: int, counts: PrefixCounts | None = None
+        self,
+        caches: RowCaches,
+        *,
+        budget_nbytes: int,
+        counts: PrefixCounts | None = None,
+        disk: PrefixDisk | None = None,
     ) -> None:
-        """Keep snapshots of the rows of `caches`, at most `budget_nbytes`; tell `counts`."""
+        """Keep snapshots of the rows of `caches`, at most `budget_nbytes`; tell `counts`.
+
+        disk: where blocks of what is kept outlive it, if anywhere.
+        """
         self.counts = counts or PrefixCounts()
         self.budget_nbytes = budget_nbytes
         self.version = 0
         """Changes whenever `count_known` may have grown."""
+        self.waiting: set[RowId] = set()
+        """The rows of whose prompts more is on its way from the disk."""
         self._caches = caches
         self._contents = caches.contents
-        self._tenants: dict[RowId, _Tenant] = {}
+        self._tenants: dict[RowId, Tenant] = {}
         self._evicted = EvictedRuns()
         self._layers: dict[Kind, list[LayerCache]] = {}
         for layer in caches.layers:
@@ -91,6 +85,10 @@ class PrefixCache:
         self._trie: PrefixTrie[Kind, Snapshot] = PrefixTrie(
             tuple(self._layers), caches.contents.book.merge
         )
+        self.disk = disk
+        """What writes and reads blocks of it, if anything does."""
+        if disk is not None:
+            disk.watch(self._trie)
         self._whole = tuple(kind for kind in self._layers if not kind.sliceable)
         self._sliceable = tuple(kind for kind in self._layers if kind.sliceable)
         smallest, largest = caches.table.classes[0], caches.table.classes[-1]
@@ -125,13 +123,14 @@ class PrefixCache:
         """Bring a row that has just joined as far into its prompt as former ones allow.
 
         The row then stands at `Lookup.cached`, which is below the prompt's length, and at most at
-        `most`.
+        `most`. Where it is among `waiting` afterwards, more is on its way: see `receive`.
         """
         total = len(prompt)
+        limit = total - 1 if most is None else most
         if not self.enabled:
             return Lookup(total, cached=0, matched=0, reason=CacheReason.NONE)
         key = key_of(prompt)
-        match = self._trie.match(key, limit=total - 1 if most is None else most)
+        match = self._trie.match(key, limit=limit)
         target = self._target(match)
         cached = target.offset
         if cached:
@@ -139,17 +138,30 @@ class PrefixCache:
             assert restored, "the target was chosen so that every kind can follow"
         reason = self._reason(key, match, cached)
         self._trie.touch(match, used=cached)
-        self.counts.lookups[cached > 0, reason] += 1
-        self.counts.hit_tokens += cached
-        branch = match.count if cached < match.count else None
-        points = (
-            prompt_points(cached, total - 1, branch=branch, points_max=self._points_max)
-            if self._whole
-            else ()
-        )
-        tenant = self._tenants[row] = _Tenant(prompt, list(points))
-        self._schedule(row, tenant)
-        return Lookup(total, cached=cached, matched=match.count, reason=reason)
+        lookup = Lookup(total, cached=cached, matched=match.count, reason=reason)
+        tenant = self._tenants[row] = Tenant(prompt, lookup)
+        tenant.arrivals = self._begin_reading(key, match, cached, limit)
+        if tenant.arrivals is None:
+            self._go_on(row, tenant)
+        else:
+            self.waiting.add(row)
+        return lookup
+
+    def receive(self, row: RowId) -> Lookup | None:
+        """Put the next block into a row of `waiting`; once no more comes, return what it has."""
+        tenant = self._tenants[row]
+        arrivals, lookup = tenant.arrivals, tenant.lookup
+        assert arrivals is not None, "the row waits"
+        if arrivals.put_back(row):
+            cached = self._contents.offset(row)
+            reason = CacheReason.NONE if cached == lookup.total - 1 else lookup.reason
+            more = lookup.from_disk + cached - lookup.cached
+            tenant.lookup = replace(lookup, cached=cached, reason=reason, from_disk=more)
+        if not arrivals.is_over:
+            return None
+        self._stop_waiting(row, tenant)
+        self._go_on(row, tenant)
+        return tenant.lookup
 
     def next_stop(self, row: RowId) -> int | None:
         """Return where the row's next pass must end at the latest; None: anywhere."""
@@ -166,7 +178,7 @@ class PrefixCache:
             self._contents.unschedule(row)
             del tenant.points[0]
         if tenant.published:
-            _keep_last(tenant, ROLLING_KEPT)
+            tenant.keep_last(ROLLING_KEPT)
         self._schedule(row, tenant)
 
     def publish(self, row: RowId) -> None:
@@ -175,7 +187,7 @@ class PrefixCache:
         if tenant is None or tenant.published:
             return
         self._attach(row, tenant, key_of(tenant.prompt[:-1]))
-        _keep_last(tenant, 0)
+        tenant.keep_last(0)
         tenant.published = True
         self._schedule(row, tenant)
 
@@ -186,6 +198,7 @@ class PrefixCache:
         """
         tenant = self._tenants.get(row)
         if tenant is not None:
+            self._stop_waiting(row, tenant)
             self._collect(row, tenant)
             tokens = (*tenant.prompt, *generated)
             kept = reusable(tokens, [self._contents.offset(row)]) if sound else ()
@@ -193,7 +206,7 @@ class PrefixCache:
                 key = key_of(kept)
                 self._capture_end(row, tenant, key)
                 self._attach(row, tenant, key)
-            _keep_last(tenant, 0)
+            tenant.keep_last(0)
             del self._tenants[row]
             self._make_room(self._owed_nbytes(row))
         self._caches.leave(row)
@@ -206,6 +219,41 @@ class PrefixCache:
     def clear(self) -> None:
         """Forget everything but what running rows captured."""
         self._trie.clear()
+
+    def _begin_reading(
+        self, key: Key, match: Match[Kind, Snapshot], cached: int, limit: int
+    ) -> Arrivals | None:
+        """Have the disk bring what goes on where memory ends, if that is worth the wait."""
+        disk = self.disk
+        if disk is None:
+            return None
+        disk.note_use(key, match, cached)
+        room_nbytes = self.budget_nbytes - self._captured_nbytes()
+        reading = disk.find(key, start=cached, limit=limit, nbytes_max=room_nbytes)
+        if reading is None:
+            return None
+        self._make_room(reading.nbytes if disk.needs_states else 0)
+        return Arrivals(disk, reading, self._contents)
+
+    def _stop_waiting(self, row: RowId, tenant: Tenant) -> None:
+        """Have no more blocks put into a row, if any were to be."""
+        tenant.stop_waiting()
+        self.waiting.discard(row)
+
+    def _go_on(self, row: RowId, tenant: Tenant) -> None:
+        """Count what became of a prompt, and plan the captures of what is left of it."""
+        lookup = tenant.lookup
+        self.counts.lookups[lookup.hit, lookup.reason] += 1
+        self.counts.hit_tokens += lookup.cached
+        if self._whole:
+            tenant.points += prompt_points(
+                lookup.cached,
+                lookup.total - 1,
+                branch=lookup.matched if lookup.cached < lookup.matched else None,
+                points_max=self._points_max,
+                block_tokens=None if self.disk is None else self.disk.block_tokens,
+            )
+        self._schedule(row, tenant)
 
     def _target(self, match: Match[Kind, Snapshot]) -> Target[Snapshot]:
         path = [node.snapshots for node in match.path]
@@ -229,7 +277,7 @@ class PrefixCache:
             return CacheReason.NONE
         return CacheReason.DIVERGED
 
-    def _captured_nbytes(self, *, but: _Tenant | None = None) -> int:
+    def _captured_nbytes(self, *, but: Tenant | None = None) -> int:
         """Return what running rows have captured that is not in the trie, `but` one's."""
         return sum(tenant.nbytes for tenant in self._tenants.values() if tenant is not but)
 
@@ -239,7 +287,7 @@ class PrefixCache:
         if excess_nbytes > 0:
             self._evict(self._trie.nbytes - excess_nbytes)
 
-    def _make_room_for_state(self, row: RowId, tenant: _Tenant) -> bool:
+    def _make_room_for_state(self, row: RowId, tenant: Tenant) -> bool:
         """Make room for one more capture, at last of the row's own; return whether there is.
 
         There is none for one that could not stay: nothing is evicted for it.
@@ -250,7 +298,7 @@ class PrefixCache:
             return False
         self._make_room(self.state_nbytes)
         while self.nbytes + self.state_nbytes > self.budget_nbytes:
-            _keep_last(tenant, len(tenant.states) - 1)
+            tenant.keep_last(len(tenant.states) - 1)
         return True
 
     def _evict(self, to_nbytes: int) -> None:
@@ -266,7 +314,7 @@ class PrefixCache:
             for lazy in self._contents.book.lazy_of(row)
         )
 
-    def _schedule(self, row: RowId, tenant: _Tenant) -> None:
+    def _schedule(self, row: RowId, tenant: Tenant) -> None:
         """Ask for the row's next capture; once the prompt is published, for the grid's next."""
         if not self._whole:
             return
@@ -275,7 +323,7 @@ class PrefixCache:
         if tenant.points:
             self._contents.schedule(row, tenant.points[:1])
 
-    def _collect(self, row: RowId, tenant: _Tenant) -> None:
+    def _collect(self, row: RowId, tenant: Tenant) -> None:
         """Take the row's capture, if it has come so far; states are kept, the rest is closed."""
         for captured in self._contents.take(row):
             if captured is None:
@@ -284,7 +332,7 @@ class PrefixCache:
                 captured[kind].close()
             tenant.states[tenant.points.pop(0)] = {kind: captured[kind] for kind in self._whole}
 
-    def _capture_end(self, row: RowId, tenant: _Tenant, key: Key) -> None:
+    def _capture_end(self, row: RowId, tenant: Tenant, key: Key) -> None:
         """Keep the state at which the row ends, unless it is there already."""
         offset = length(key)
         if not self._whole or offset in tenant.states or self._holds_state(key):
@@ -300,7 +348,7 @@ class PrefixCache:
             return False
         return all(kind in match.path[-1].snapshots for kind in self._whole)
 
-    def _attach(self, row: RowId, tenant: _Tenant, key: Key) -> None:
+    def _attach(self, row: RowId, tenant: Tenant, key: Key) -> None:
         """Put the row's tokens `key`, and the states captured within them, into the trie."""
         self.version += 1
         for end in self._affordable(row, tenant, key):
@@ -309,7 +357,7 @@ class PrefixCache:
             pieces = {kind: self._lazy(row, kind, start, end) for kind in self._sliceable}
             self._trie.insert(kept, {**pieces, **tenant.states.pop(end, {})})
 
-    def _affordable(self, row: RowId, tenant: _Tenant, key: Key) -> list[int]:
+    def _affordable(self, row: RowId, tenant: Tenant, key: Key) -> list[int]:
         """Return the ends, ascending, of what may be kept of `key` within the whole budget."""
         end = length(key)
         match = self._trie.match(key)
@@ -338,10 +386,3 @@ class PrefixCache:
             beyond.close()
         assert kept is not None, "the end is beyond the start"
         return kept
-
-
-def _keep_last(tenant: _Tenant, count: int) -> None:
-    """Close all but the last `count` states that the row captured."""
-    for offset in list(tenant.states)[: len(tenant.states) - count]:
-        for state in tenant.states.pop(offset).values():
-            state.close()

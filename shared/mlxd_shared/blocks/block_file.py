@@ -1,0 +1,272 @@
+"""One block as one file: a safetensors file whose every bit is under a checksum. Pure.
+
+Invariants:
+- The layout is safetensors': 8 bytes of header length, a JSON header, the data. The header begins
+  with the checksum, at a fixed place, which covers all other bytes of the file, so that nothing is
+  parsed or believed before it has been compared.
+- A file says which block it is: of which form, after which name, with which tokens. Its own name
+  follows from that, so one that was renamed, or comes from elsewhere, is no block of this place.
+- Nothing is made before its size is known: a header has a bound, and its tensors fill the file.
+- Reading makes no copies: tensors are views of the bytes that were read.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from hashlib import blake2b
+
+from mlxd_shared.blocks.chain import NAME_NBYTES, TOKEN_NBYTES, next_name
+
+VERSION = 1
+"""Of the file's layout."""
+HEADER_NBYTES_MAX = 1 << 20
+LENGTH_NBYTES = 8
+AXES_MAX = 8
+ALIGNMENT = 64
+"""Data begins at a multiple of it."""
+
+DTYPE_NBYTES: Mapping[str, int] = {"U8": 1, "F16": 2, "BF16": 2, "F32": 4, "U32": 4, "I32": 4}
+"""What tensors may be of, in safetensors' words."""
+
+_HEAD = b'{"__metadata__":{"checksum":"'
+_CHECKSUM_NBYTES = 32
+_SUM_FROM = LENGTH_NBYTES + len(_HEAD)
+_SUM_TO = _SUM_FROM + 2 * _CHECKSUM_NBYTES
+_METADATA = "__metadata__"
+
+
+class Part(StrEnum):
+    """What of a block a file holds."""
+
+    ENTRIES = "entries"
+    """Of the layers that keep an entry for each position: those of the block's positions."""
+    STATE = "state"
+    """Of the layers that keep a state: the one at the block's end."""
+
+
+class Fault(StrEnum):
+    """Why a file is no block."""
+
+    TORN = "torn"
+    """Shorter than it says, or not what was written."""
+    FOREIGN = "foreign"
+    """Another kind of file, or a block of another place."""
+    OLD = "old"
+    """Of another version."""
+    OVERSIZED = "oversized"
+    """Larger than such a block can be."""
+
+
+class BlockRefused(Exception):
+    """A file that is no block of the place where it was read."""
+
+    def __init__(self, fault: Fault, problem: str) -> None:
+        super().__init__(f"{fault}: {problem}")
+        self.fault = fault
+
+
+@dataclass(frozen=True, slots=True)
+class BlockId:
+    """Names one file: the block's name in the chain, and the part."""
+
+    name: bytes
+    part: Part
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """One array, row by row."""
+
+    name: str
+    dtype: str
+    """A key of `DTYPE_NBYTES`."""
+    shape: tuple[int, ...]
+    content: bytes | memoryview
+    """Exactly the bytes that shape and type say."""
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes by shape and type."""
+        return math.prod(self.shape) * DTYPE_NBYTES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """One part of one block, with what makes its name."""
+
+    form_name: bytes
+    before: bytes
+    """The name of the block before it, or the form's."""
+    tokens: bytes
+    """Its own."""
+    depth: int
+    """How many blocks are before it."""
+    part: Part
+    tensors: tuple[Tensor, ...]
+    id: BlockId = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make the name; each tensor's bytes must be as many as it says."""
+        for tensor in self.tensors:
+            assert len(tensor.content) == tensor.nbytes, f"{tensor.name} is not as large as it says"
+        object.__setattr__(self, "id", BlockId(next_name(self.before, self.tokens), self.part))
+
+    @property
+    def nbytes(self) -> int:
+        """The tensors' bytes: the file's but for its header."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def encode(block: Block) -> list[bytes | memoryview]:
+    """Return the file's bytes in pieces, to be written one after another.
+
+    Raises:
+        ValueError: the header would be longer than `HEADER_NBYTES_MAX`.
+    """
+    header = _header_of(block, "0" * (2 * _CHECKSUM_NBYTES))
+    if len(header) > HEADER_NBYTES_MAX:
+        raise ValueError(f"a header of {len(header)} bytes, at most {HEADER_NBYTES_MAX}")
+    length = len(header).to_bytes(LENGTH_NBYTES, "little")
+    contents = [tensor.content for tensor in block.tensors]
+    digest = _new_checksum()
+    for piece in (length, header[: len(_HEAD)], header[_SUM_TO - LENGTH_NBYTES :], *contents):
+        digest.update(piece)
+    return [length, _header_of(block, digest.hexdigest()), *contents]
+
+
+def decode(raw: memoryview, *, form_name: bytes, wanted: BlockId) -> Block:
+    """Return the block that a whole file holds; its tensors are views of `raw`.
+
+    Raises:
+        BlockRefused: torn, of another version, or not the block `wanted` of this form.
+    """
+    header = _checked_header(raw)
+    try:
+        stated = json.loads(bytes(header))
+    except (ValueError, RecursionError) as error:
+        raise BlockRefused(Fault.FOREIGN, "its header is no JSON") from error
+    metadata = stated.pop(_METADATA, None) if isinstance(stated, dict) else None
+    if not isinstance(metadata, dict):
+        raise BlockRefused(Fault.FOREIGN, "its header says nothing of a block")
+    if metadata.get("version") != str(VERSION):
+        raise BlockRefused(Fault.OLD, f"version {metadata.get('version')!r:.20}, not {VERSION}")
+    data = raw[LENGTH_NBYTES + len(header) :]
+    block = Block(
+        form_name=_bytes_in(metadata, "form", NAME_NBYTES),
+        before=_bytes_in(metadata, "before", NAME_NBYTES),
+        tokens=_bytes_in(metadata, "tokens", None),
+        depth=_depth_in(metadata),
+        part=_part_in(metadata),
+        tensors=_tensors_in(stated, data),
+    )
+    if block.form_name != form_name:
+        raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
+    if block.id != wanted:
+        raise BlockRefused(Fault.FOREIGN, "its tokens are not those of its name")
+    return block
+
+
+def file_nbytes(block: Block) -> int:
+    """Return how many bytes the block's file has."""
+    return LENGTH_NBYTES + len(_header_of(block, "0" * (2 * _CHECKSUM_NBYTES))) + block.nbytes
+
+
+def _header_of(block: Block, checksum: str) -> bytes:
+    metadata = {
+        "checksum": checksum,
+        "version": str(VERSION),
+        "form": block.form_name.hex(),
+        "before": block.before.hex(),
+        "tokens": block.tokens.hex(),
+        "depth": str(block.depth),
+        "part": block.part.value,
+    }
+    entries: dict[str, object] = {_METADATA: metadata}
+    begin = 0
+    for tensor in block.tensors:
+        end = begin + tensor.nbytes
+        place = [begin, end]
+        entries[tensor.name] = {
+            "dtype": tensor.dtype, "shape": list(tensor.shape), "data_offsets": place
+        }  # fmt: skip
+        begin = end
+    header = json.dumps(entries, separators=(",", ":")).encode()
+    return header + b" " * (-(LENGTH_NBYTES + len(header)) % ALIGNMENT)
+
+
+def _checked_header(raw: memoryview) -> memoryview:
+    """Return the header of a file whose checksum is right."""
+    if len(raw) < _SUM_TO:
+        raise BlockRefused(Fault.TORN, f"only {len(raw)} bytes long")
+    length = int.from_bytes(raw[:LENGTH_NBYTES], "little")
+    if raw[LENGTH_NBYTES:_SUM_FROM] != _HEAD:
+        raise BlockRefused(Fault.FOREIGN, "it begins like no block")
+    if not _SUM_TO - LENGTH_NBYTES <= length <= min(HEADER_NBYTES_MAX, len(raw) - LENGTH_NBYTES):
+        raise BlockRefused(Fault.TORN, f"a header of {length} bytes in a file of {len(raw)}")
+    digest = _new_checksum()
+    for piece in (raw[:_SUM_FROM], raw[_SUM_TO:]):
+        digest.update(piece)
+    if digest.hexdigest().encode() != bytes(raw[_SUM_FROM:_SUM_TO]):
+        raise BlockRefused(Fault.TORN, "its checksum is not that of its bytes")
+    return raw[LENGTH_NBYTES : LENGTH_NBYTES + length]
+
+
+def _new_checksum() -> blake2b:
+    return blake2b(digest_size=_CHECKSUM_NBYTES, person=b"mlxd block")
+
+
+def _bytes_in(metadata: Mapping[str, object], name: str, nbytes: int | None) -> bytes:
+    """Return what the header says in hexadecimal digits: so many bytes, or some tokens."""
+    value = metadata.get(name)
+    try:
+        content = bytes.fromhex(value) if isinstance(value, str) else b""
+    except ValueError:
+        content = b""
+    whole = len(content) == nbytes if nbytes else len(content) % TOKEN_NBYTES == 0
+    if not content or not whole:
+        raise BlockRefused(Fault.FOREIGN, f"its {name} cannot be read")
+    return content
+
+
+def _depth_in(metadata: Mapping[str, object]) -> int:
+    value = metadata.get("depth")
+    if not isinstance(value, str) or not value.isascii() or not value.isdigit() or len(value) > 9:
+        raise BlockRefused(Fault.FOREIGN, "its depth is no count")
+    return int(value)
+
+
+def _part_in(metadata: Mapping[str, object]) -> Part:
+    try:
+        return Part(str(metadata.get("part")))
+    except ValueError as error:
+        raise BlockRefused(Fault.FOREIGN, "of a part that is not known") from error
+
+
+def _tensors_in(entries: Mapping[str, object], data: memoryview) -> tuple[Tensor, ...]:
+    tensors, position = [], 0
+    for name, entry in entries.items():
+        fields = entry if isinstance(entry, dict) else {}
+        dtype, shape, span = (fields.get(key) for key in ("dtype", "shape", "data_offsets"))
+        sizes, offsets = _sizes(shape), _sizes(span)
+        if not isinstance(dtype, str) or dtype not in DTYPE_NBYTES or sizes is None:
+            raise BlockRefused(Fault.FOREIGN, f"{name!r:.60} has no type or shape that is known")
+        nbytes = math.prod(sizes) * DTYPE_NBYTES[dtype]
+        if offsets != (position, position + nbytes) or position + nbytes > len(data):
+            raise BlockRefused(Fault.FOREIGN, f"{name!r:.60} does not stand where it should")
+        tensors.append(Tensor(name, dtype, sizes, data[position : position + nbytes]))
+        position += nbytes
+    if position != len(data):
+        raise BlockRefused(Fault.FOREIGN, f"{len(data) - position} bytes belong to no tensor")
+    return tuple(tensors)
+
+
+def _sizes(value: object) -> tuple[int, ...] | None:
+    """Return a short list of sizes; None of anything else."""
+    if not isinstance(value, list) or len(value) > AXES_MAX:
+        return None
+    sizes = tuple(size for size in value if type(size) is int and 0 <= size < 1 << 48)
+    return sizes if len(sizes) == len(value) else None

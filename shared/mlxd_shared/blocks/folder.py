@@ -1,0 +1,222 @@
+"""The folder of one form's blocks: whose it is, who may see it, and how a file gets into it.
+
+Invariants:
+- Prompts can be read from keys and values, so a folder is its user's alone (0700, files 0600); one
+  that others can see, or that is somebody else's, is refused rather than changed.
+- One process at a time has a form's folder. The lock goes with the process, however it ends.
+- A file is there whole or not at all: it is written beside, reaches the disk, and is renamed. What
+  a process that died left beside goes when the next one opens the folder.
+- Folders of forms stand side by side in the folder that the user names, in which nothing else is
+  touched. Those of other versions of the layout, which nobody can read any more, go with what they
+  hold, unless a process has them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import os
+import re
+import stat
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from mlxd_shared.blocks.block_file import VERSION, BlockId, BlockRefused, Fault, Part
+from mlxd_shared.blocks.chain import NAME_NBYTES
+from mlxd_shared.blocks.index import Entry
+from mlxd_shared.ops.logs import get_logger
+
+FOLDER_MODE, FILE_MODE = 0o700, 0o600
+FORM_DIGITS = 32
+"""Of a form's name, in its folder's."""
+LOCK_FILE = "lock"
+BESIDE = ".part"
+DEPTH_DIGITS_MAX = 9
+
+_FORM_FOLDER = re.compile(rf"v(\d{{1,6}})-[0-9a-f]{{{FORM_DIGITS}}}")
+_BLOCK_FILE = re.compile(
+    rf"([0-9a-f]{{{2 * NAME_NBYTES}}})-(\d{{1,{DEPTH_DIGITS_MAX}}})"
+    rf"-({'|'.join(Part)})\.safetensors"
+)
+_log = get_logger("prefix disk")
+
+
+class FolderRefused(Exception):
+    """A folder that cannot be had for blocks; says why."""
+
+
+class BlockFolder:
+    """One form's files. Open from `open_folder` to `close`; any thread."""
+
+    def __init__(self, path: Path, lock_fd: int) -> None:
+        """Take over a folder whose lock is held by `lock_fd`."""
+        self.path = path
+        self._lock_fd = lock_fd
+
+    def close(self) -> None:
+        """Let others have the folder."""
+        os.close(self._lock_fd)
+
+    def list_blocks(self) -> Iterator[Entry]:
+        """Yield what is there by names and sizes; what does not belong there is removed."""
+        strays = 0
+        with os.scandir(self.path) as listing:
+            for item in listing:
+                match = _BLOCK_FILE.fullmatch(item.name)
+                status = item.stat(follow_symlinks=False)
+                if match and stat.S_ISREG(status.st_mode) and status.st_size:
+                    block = BlockId(bytes.fromhex(match[1]), Part(match[3]))
+                    yield Entry(block, int(match[2]), status.st_size, status.st_mtime)
+                elif item.name != LOCK_FILE and not stat.S_ISDIR(status.st_mode):
+                    strays += 1
+                    with contextlib.suppress(OSError):  # it stays, and counts for nothing
+                        Path(item.path).unlink()
+        if strays:
+            _log.warning("removed files that are no blocks", count=strays, folder=str(self.path))
+
+    def write(self, entry: Entry, pieces: Iterable[bytes | memoryview]) -> None:
+        """Have a file hold `pieces`, whole.
+
+        Raises:
+            OSError: it cannot be written; nothing is left of it.
+        """
+        path = self._path_of(entry)
+        beside = path.with_name(path.name + BESIDE)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
+        descriptor = os.open(beside, flags, FILE_MODE)
+        try:
+            try:
+                for piece in pieces:
+                    _write_all(descriptor, memoryview(piece))
+                os.utime(descriptor, (entry.last_s, entry.last_s))
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+            beside.replace(path)
+        except OSError:
+            with contextlib.suppress(OSError):
+                beside.unlink()
+            raise
+
+    def read(self, entry: Entry, *, nbytes_max: int) -> memoryview:
+        """Return a file's bytes.
+
+        Raises:
+            BlockRefused: it is no file, not as large as it was, or larger than `nbytes_max`.
+            OSError: it cannot be read, or is gone.
+        """
+        if entry.nbytes > nbytes_max:
+            problem = f"{entry.nbytes} bytes long, at most {nbytes_max}"
+            raise BlockRefused(Fault.OVERSIZED, problem)
+        flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+        try:
+            descriptor = os.open(self._path_of(entry), flags)
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise BlockRefused(Fault.FOREIGN, "a link") from error
+            raise
+        try:
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode) or status.st_size != entry.nbytes:
+                problem = f"{status.st_size} bytes long, not {entry.nbytes}"
+                raise BlockRefused(Fault.TORN, problem)
+            content = bytearray(entry.nbytes)
+            _read_all(descriptor, memoryview(content))
+            return memoryview(content).toreadonly()
+        finally:
+            os.close(descriptor)
+
+    def touch(self, entry: Entry) -> None:
+        """Have the disk remember when a file was used; one that is gone stays gone."""
+        with contextlib.suppress(OSError):
+            os.utime(self._path_of(entry), (entry.last_s, entry.last_s))
+
+    def remove(self, entry: Entry) -> None:
+        """Remove a file; one that is gone, or that cannot be removed, is no matter."""
+        with contextlib.suppress(OSError):
+            self._path_of(entry).unlink()
+
+    def _path_of(self, entry: Entry) -> Path:
+        name = f"{entry.id.name.hex()}-{entry.depth}-{entry.id.part}.safetensors"
+        return self.path / name
+
+
+def open_folder(root: Path, form_name: bytes) -> BlockFolder:
+    """Return the folder of a form's blocks in `root`; both are made if need be.
+
+    Raises:
+        FolderRefused: it cannot be made or written, is not this user's alone, or another process
+            has it.
+    """
+    path = root / f"v{VERSION}-{form_name.hex()[:FORM_DIGITS]}"
+    try:
+        for folder in (root, path):
+            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+            _check_private(folder)
+        lock_fd = _lock(path)
+    except OSError as error:
+        raise FolderRefused(f"{path}: {error.strerror or error}") from error
+    if lock_fd is None:
+        raise FolderRefused(f"{path}: another process has it")
+    _remove_old(root)
+    return BlockFolder(path, lock_fd)
+
+
+def _check_private(folder: Path) -> None:
+    status = folder.stat()
+    if status.st_uid != os.geteuid():
+        raise FolderRefused(f"{folder} belongs to another user")
+    if stat.S_IMODE(status.st_mode) & 0o077:
+        mode = f"{stat.S_IMODE(status.st_mode):04o}"
+        raise FolderRefused(f"{folder} is open to others (mode {mode}); prompts need 0700")
+
+
+def _lock(folder: Path) -> int | None:
+    """Return a descriptor that holds the folder's lock; None where another process does."""
+    flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+    descriptor = os.open(folder / LOCK_FILE, flags, FILE_MODE)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(descriptor)
+        return None
+    except OSError:
+        os.close(descriptor)
+        raise
+    return descriptor
+
+
+def _remove_old(root: Path) -> None:
+    """Remove the folders of other versions of the layout, unless somebody has them."""
+    folders: list[Path] = []
+    with contextlib.suppress(OSError):  # a folder that can be written need not be readable
+        folders += root.iterdir()
+    for folder in folders:
+        match = _FORM_FOLDER.fullmatch(folder.name)
+        if match is None or int(match[1]) == VERSION or folder.is_symlink():
+            continue
+        with contextlib.suppress(OSError):  # what cannot be removed is no matter
+            lock_fd = _lock(folder)
+            if lock_fd is None:
+                continue
+            try:
+                for file in folder.iterdir():
+                    file.unlink()
+                folder.rmdir()
+            finally:
+                os.close(lock_fd)
+            _log.warning("removed blocks of another version", folder=str(folder))
+
+
+def _write_all(descriptor: int, piece: memoryview) -> None:
+    while piece:
+        piece = piece[os.write(descriptor, piece) :]
+
+
+def _read_all(descriptor: int, room: memoryview) -> None:
+    while room:
+        count = os.readv(descriptor, [room])
+        if not count:
+            raise BlockRefused(Fault.TORN, f"{len(room)} bytes short")
+        room = room[count:]

@@ -1,0 +1,226 @@
+"""The blocks of one form on disk: at most a budget, the least worth going first.
+
+Invariants:
+- What is there is known by names and sizes alone; a file's content is believed when it is read and
+  its checksum is right. One that is torn, foreign, too large or of another version is removed with
+  one line in the log, and is a miss.
+- No fault of the disk reaches a caller: a block that cannot be written is not there, one that
+  cannot be read is a miss. A full disk ends the growth, with one line; one that cannot be written
+  to ends the writing, with one line.
+- Room is made before bytes are spent.
+- Any thread: what is known is behind a lock, which no reading or writing of files holds.
+"""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from mlxd_shared.blocks.block_file import (
+    Block,
+    BlockId,
+    BlockRefused,
+    Fault,
+    decode,
+    encode,
+    file_nbytes,
+)
+from mlxd_shared.blocks.folder import BlockFolder, FolderRefused, open_folder
+from mlxd_shared.blocks.index import BlockIndex, Entry
+from mlxd_shared.ops.logs import get_logger
+
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+_log = get_logger("prefix disk")
+
+
+@dataclass(slots=True)
+class StoreCounts:
+    """What a store has done since it was opened."""
+
+    written: int = 0
+    written_nbytes: int = 0
+    read: int = 0
+    read_nbytes: int = 0
+    evicted: int = 0
+    refused: dict[Fault, int] = field(default_factory=dict)
+    """Files that were removed because they were no blocks."""
+
+
+class BlockStore:
+    """One form's blocks. Open from `open_store` to `close`."""
+
+    def __init__(
+        self,
+        folder: BlockFolder,
+        form_name: bytes,
+        *,
+        budget_nbytes: int,
+        file_nbytes_max: int,
+        check: Callable[[Block], None],
+        clock: Callable[[], float],
+    ) -> None:
+        """Take a folder over, and what it holds; `clock` gives the time of day in seconds."""
+        self.form_name = form_name
+        self.counts = StoreCounts()
+        self._folder = folder
+        self._budget_nbytes = budget_nbytes
+        self._file_nbytes_max = file_nbytes_max
+        self._check = check
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._index = BlockIndex()
+        self._writable = True
+        for entry in folder.list_blocks():
+            self._index.add(entry)
+        self._make_room(0)
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all files."""
+        return self._index.nbytes
+
+    @property
+    def budget_nbytes(self) -> int:
+        """What they may take; a full disk lowers it."""
+        return self._budget_nbytes
+
+    @property
+    def writable(self) -> bool:
+        """Whether writing has a point."""
+        return self._writable and self._budget_nbytes > 0
+
+    def __len__(self) -> int:
+        return len(self._index)
+
+    def nbytes_of(self, block: BlockId) -> int | None:
+        """Return how large a block's file is; None where there is none."""
+        with self._lock:
+            entry = self._index.get(block)
+        return None if entry is None else entry.nbytes
+
+    def use(self, blocks: Iterable[BlockId]) -> None:
+        """Note a request that used these blocks; those that are not there are left out."""
+        now_s = self._clock()
+        with self._lock:
+            for block in blocks:
+                self._index.use(block, now_s)
+
+    def write(self, block: Block) -> bool:
+        """Keep a block, if it can be kept; return whether it is there afterwards."""
+        if self.nbytes_of(block.id) is not None:
+            return True
+        nbytes = file_nbytes(block)
+        if not self.writable or nbytes > self._budget_nbytes:
+            return False
+        entry = Entry(block.id, block.depth, nbytes, self._clock())
+        self._make_room(nbytes)
+        try:
+            self._folder.write(entry, encode(block))
+        except OSError as error:
+            self._note_trouble(error)
+            return False
+        with self._lock:
+            self._index.add(entry)
+        self.counts.written += 1
+        self.counts.written_nbytes += nbytes
+        return True
+
+    def read(self, block: BlockId) -> Block | None:
+        """Return a block, whose tensors own what was read; None where there is no sound one."""
+        with self._lock:
+            entry = self._index.get(block)
+        if entry is None:
+            return None
+        try:
+            raw = self._folder.read(entry, nbytes_max=self._file_nbytes_max)
+            sound = decode(raw, form_name=self.form_name, wanted=entry.id)
+            self._check(sound)
+        except FileNotFoundError:
+            self._forget(entry)
+            return None
+        except OSError as error:
+            _log.warning("cannot read a block", reason=error.strerror, block=block.name.hex())
+            self._forget(entry)
+            return None
+        except BlockRefused as refused:
+            _log.warning("removed a block", reason=str(refused), block=block.name.hex())
+            self.counts.refused[refused.fault] = self.counts.refused.get(refused.fault, 0) + 1
+            self._folder.remove(entry)
+            self._forget(entry)
+            return None
+        self._folder.touch(replace(entry, last_s=self._clock()))
+        self.counts.read += 1
+        self.counts.read_nbytes += entry.nbytes
+        return sound
+
+    def close(self) -> None:
+        """Let another process have the folder; files' times say when they were used last."""
+        with self._lock:
+            entries = [entry for entry in self._index if entry.uses > 1]
+        for entry in entries:
+            self._folder.touch(entry)
+        self._folder.close()
+
+    def _forget(self, entry: Entry) -> None:
+        with self._lock:
+            self._index.drop(entry.id)
+
+    def _make_room(self, nbytes: int) -> None:
+        with self._lock:
+            victims = self._index.choose_victims(
+                nbytes, budget_nbytes=self._budget_nbytes, now_s=self._clock()
+            )
+            for entry in victims:
+                self._index.drop(entry.id)
+        for entry in victims:
+            self._folder.remove(entry)
+        self.counts.evicted += len(victims)
+
+    def _note_trouble(self, error: OSError) -> None:
+        """Learn that a file could not be written."""
+        reason = error.strerror or str(error)
+        if error.errno in _FULL:
+            # What is there may stay, and be replaced; the disk has no room for more.
+            if self._budget_nbytes > self.nbytes:
+                _log.warning("the disk is full", reason=reason, kept_nbytes=self.nbytes)
+                self._budget_nbytes = self.nbytes
+            return
+        if self._writable:
+            _log.warning("blocks are not written any more", reason=reason)
+            self._writable = False
+
+
+def open_store(
+    root: Path,
+    form_name: bytes,
+    *,
+    budget_nbytes: int,
+    file_nbytes_max: int,
+    check: Callable[[Block], None] = lambda _: None,
+    clock: Callable[[], float] = time.time,
+) -> BlockStore:
+    """Return the store of a form's blocks in the folder `root`, with what was left there.
+
+    file_nbytes_max: the most that one block's file can have; a larger one is none. check: raises
+    BlockRefused where a sound block is none of this model's.
+
+    Raises:
+        FolderRefused: the folder cannot be had.
+    """
+    folder = open_folder(root, form_name)
+    try:
+        return BlockStore(
+            folder,
+            form_name,
+            budget_nbytes=budget_nbytes,
+            file_nbytes_max=file_nbytes_max,
+            check=check,
+            clock=clock,
+        )
+    except OSError as error:
+        folder.close()
+        raise FolderRefused(f"{folder.path}: {error.strerror or error}") from error

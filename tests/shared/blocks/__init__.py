@@ -1,0 +1,1 @@
+"""Tests of blocks on disk: names, files, folders, and when they are worth it."""

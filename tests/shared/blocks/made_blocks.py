@@ -1,0 +1,64 @@
+"""Blocks that tests write: small, each different, and chained as a prompt's are."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+from mlxd_shared.blocks.block_file import Block, Part, Tensor
+from mlxd_shared.blocks.chain import Form, name_of_form, names_of
+from mlxd_shared.blocks.store import BlockStore, open_store
+
+BLOCK_TOKENS = 4
+FORM = Form("d" * 64, "F32", 512, "cpu", ("standard F32[1, 2, 4, 8]",), BLOCK_TOKENS)
+FORM_NAME = name_of_form(FORM)
+FILE_NBYTES_MAX = 1 << 20
+AMPLE = 1 << 30
+
+
+def chain_of(seed: int, count: int, *, values: int = 16) -> list[Block]:
+    """Return the first blocks of a prompt, the same for one seed."""
+    draws = random.Random(seed)
+    tokens = draws.randbytes(4 * BLOCK_TOKENS * count)
+    names = names_of(FORM_NAME, tokens, block_tokens=BLOCK_TOKENS)
+    blocks = []
+    for depth in range(count):
+        own = tokens[16 * depth : 16 * (depth + 1)]
+        tensors = (
+            Tensor("standard.0.0", "F32", (1, 2, 2, values), draws.randbytes(16 * values)),
+            Tensor("standard.0.1", "BF16", (values,), draws.randbytes(2 * values)),
+            Tensor("quantized.0.0", "U32", (1,), draws.randbytes(4)),
+        )
+        before = names[depth - 1] if depth else FORM_NAME
+        blocks.append(Block(FORM_NAME, before, own, depth, Part.ENTRIES, tensors))
+    return blocks
+
+
+def open_blocks(
+    folder: Path,
+    *,
+    budget_nbytes: int = AMPLE,
+    clock: Callable[[], float] = lambda: 1_000_000.0,
+    check: Callable[[Block], None] = lambda _: None,
+) -> BlockStore:
+    """Return the store of `FORM` in a folder."""
+    return open_store(
+        folder,
+        FORM_NAME,
+        budget_nbytes=budget_nbytes,
+        file_nbytes_max=FILE_NBYTES_MAX,
+        check=check,
+        clock=clock,
+    )
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the block files of all forms in a folder, by name."""
+    return sorted(folder.glob("v*/*.safetensors"))
+
+
+def contents_of(block: Block | None) -> dict[str, bytes]:
+    """Return a block's bytes by tensor; empty for none."""
+    tensors = () if block is None else block.tensors
+    return {tensor.name: bytes(tensor.content) for tensor in tensors}

@@ -1,0 +1,386 @@
+"""A folder of blocks: what it keeps, what it throws out, and what becomes of a bad disk."""
+
+from __future__ import annotations
+
+import os
+import random
+import resource
+import signal
+import stat
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from structlog.testing import capture_logs
+
+from mlxd_shared.blocks.block_file import (
+    Block,
+    BlockId,
+    BlockRefused,
+    Fault,
+    Part,
+    encode,
+    file_nbytes,
+)
+from mlxd_shared.blocks.folder import BESIDE, FolderRefused
+from mlxd_shared.blocks.store import open_store
+from tests.shared.blocks.made_blocks import (
+    FILE_NBYTES_MAX,
+    chain_of,
+    contents_of,
+    files_in,
+    open_blocks,
+)
+from tests.support.effort import examples
+
+CHAIN = chain_of(1, 6)
+FILE_NBYTES = file_nbytes(CHAIN[0])
+
+
+@contextmanager
+def at_most(nbytes: int) -> Iterator[None]:
+    """Let no file grow beyond so many bytes, as a full disk does: the system refuses the write."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        signal.signal(signal.SIGXFSZ, ignored)
+
+
+def test_blocks_outlive_the_process_that_wrote_them(tmp_path: Path) -> None:
+    """What was written is there for the next one that opens the folder, bit for bit."""
+    store = open_blocks(tmp_path / "blocks")
+    assert [store.write(block) for block in CHAIN] == [True] * len(CHAIN)
+    assert store.write(CHAIN[0]), "it is there already"
+    assert store.counts.written == len(CHAIN)
+    store.close()
+
+    again = open_blocks(tmp_path / "blocks")
+    assert (len(again), again.nbytes) == (len(CHAIN), store.nbytes)
+    assert again.nbytes == sum(path.stat().st_size for path in files_in(tmp_path / "blocks"))
+    for block in CHAIN:
+        assert again.nbytes_of(block.id) == file_nbytes(block)
+        assert contents_of(again.read(block.id)) == contents_of(block)
+    assert again.read(BlockId(CHAIN[0].id.name, Part.STATE)) is None
+    assert again.nbytes_of(BlockId(b"x" * 32, Part.ENTRIES)) is None
+    again.close()
+
+
+def test_a_folder_is_its_users_alone(tmp_path: Path) -> None:
+    """Made so, with all that is in it, whatever the process's mask."""
+    before = os.umask(0)
+    try:
+        store = open_blocks(tmp_path / "a" / "blocks")
+        store.write(CHAIN[0])
+    finally:
+        os.umask(before)
+    store.close()
+
+    (form,) = (tmp_path / "a" / "blocks").iterdir()
+    for folder in (tmp_path / "a" / "blocks", form):
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(file.stat().st_mode) for file in form.iterdir()} == {0o600}
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o701, 0o777])
+def test_a_folder_that_others_see_is_refused(tmp_path: Path, mode: int) -> None:
+    """By name and mode, and left as it is: prompts can be read from keys and values."""
+    folder = tmp_path / "blocks"
+    folder.mkdir()
+    folder.chmod(mode)
+
+    with pytest.raises(FolderRefused, match=f"{mode:04o}"):
+        open_blocks(folder)
+    assert stat.S_IMODE(folder.stat().st_mode) == mode
+    assert list(folder.iterdir()) == []
+
+
+def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
+    """Where a file stands in its way, say."""
+    (tmp_path / "blocks").write_text("a file")
+
+    with pytest.raises(FolderRefused, match="blocks"):
+        open_blocks(tmp_path / "blocks")
+
+
+def test_one_owner_at_a_time(tmp_path: Path) -> None:
+    """A second store of the same form is refused until the first is closed."""
+    store = open_blocks(tmp_path / "blocks")
+    with pytest.raises(FolderRefused, match="another process has it"):
+        open_blocks(tmp_path / "blocks")
+    store.close()
+
+    open_blocks(tmp_path / "blocks").close()
+
+
+def test_what_is_no_block_goes_when_the_folder_is_opened(tmp_path: Path) -> None:
+    """What a process that died left beside, links, empty and foreign files; with one line."""
+    open_blocks(tmp_path / "blocks").close()
+    (form,) = (tmp_path / "blocks").iterdir()
+    name = f"{CHAIN[0].id.name.hex()}-0-entries.safetensors"
+    (form / (name + BESIDE)).write_bytes(b"half")
+    (form / "notes.txt").write_text("mine")
+    (form / name).symlink_to(tmp_path / "elsewhere")
+    (form / name.replace("entries", "state")).touch()
+    (form / "folder").mkdir()
+
+    with capture_logs() as logs:
+        store = open_blocks(tmp_path / "blocks")
+
+    assert (len(store), store.nbytes) == (0, 0)
+    assert sorted(path.name for path in form.iterdir()) == ["folder", "lock"]
+    assert [(log["event"], log["count"]) for log in logs] == [
+        ("removed files that are no blocks", 4)
+    ]
+    store.close()
+
+
+def test_nothing_else_in_the_named_folder_is_touched(tmp_path: Path) -> None:
+    """Only folders of other versions of the layout go, where nobody has them."""
+    folder = tmp_path / "blocks"
+    held = open_blocks(folder)
+    (form,) = folder.iterdir()
+    for name in ("v0-" + "a" * 32, "v2-" + "b" * 32, "v1-" + "c" * 32, "v0-mine", "photos"):
+        (folder / name).mkdir()
+        (folder / name / "x.safetensors").write_bytes(b"x")
+    (folder / ("v0-" + "d" * 32)).symlink_to(folder / "photos")
+    held.close()
+
+    with capture_logs() as logs:
+        open_blocks(folder).close()
+
+    left = {path.name for path in folder.iterdir()}
+    assert left == {form.name, "v1-" + "c" * 32, "v0-mine", "photos", "v0-" + "d" * 32}
+    assert (folder / "photos" / "x.safetensors").exists()
+    assert [log["event"] for log in logs] == ["removed blocks of another version"] * 2
+
+
+@pytest.mark.parametrize(
+    ("damage", "fault"),
+    [
+        (lambda path: path.write_bytes(path.read_bytes()[:-1]), Fault.TORN),
+        (lambda path: path.write_bytes(path.read_bytes() + b"\0"), Fault.TORN),
+        (lambda path: path.write_bytes(bytes(path.stat().st_size)), Fault.FOREIGN),
+        (lambda path: path.write_bytes(_whole(CHAIN[1])), Fault.FOREIGN),
+    ],
+)
+def test_a_bad_file_is_a_miss_and_goes(
+    tmp_path: Path, damage: Callable[[Path], object], fault: Fault
+) -> None:
+    """With one line, and a count; the next read knows that it is not there."""
+    store = open_blocks(tmp_path / "blocks")
+    store.write(CHAIN[0])
+    store.close()
+    (path,) = files_in(tmp_path / "blocks")
+    again = open_blocks(tmp_path / "blocks")
+    damage(path)
+
+    with capture_logs() as logs:
+        assert [again.read(CHAIN[0].id) for _ in range(2)] == [None, None]
+
+    assert [log["event"] for log in logs] == ["removed a block"]
+    assert again.counts.refused == {fault: 1}
+    assert (len(again), again.nbytes, files_in(tmp_path / "blocks")) == (0, 0, [])
+    assert again.write(CHAIN[0])
+    assert contents_of(again.read(CHAIN[0].id)) == contents_of(CHAIN[0])
+    again.close()
+
+
+@pytest.mark.parametrize("seed", range(examples(25, few=5)))
+def test_flipped_bits_are_misses(tmp_path: Path, seed: int) -> None:
+    """In 20 files each: none is read, none is left, and the other half is as it was."""
+    store = open_blocks(tmp_path / "blocks")
+    chain = chain_of(seed, 40)
+    for block in chain:
+        store.write(block)
+    store.close()
+    draws = random.Random(seed)
+    again = open_blocks(tmp_path / "blocks")
+    bad = set(draws.sample(range(40), 20))
+    paths = {path.name.partition("-")[0]: path for path in files_in(tmp_path / "blocks")}
+    for number in bad:
+        path = paths[chain[number].id.name.hex()]
+        raw = bytearray(path.read_bytes())
+        raw[draws.randrange(len(raw))] ^= 1 << draws.randrange(8)
+        path.write_bytes(raw)
+
+    for number, block in enumerate(chain):
+        wanted = {} if number in bad else contents_of(block)
+        assert contents_of(again.read(block.id)) == wanted
+    assert sum(again.counts.refused.values()) == 20
+    assert len(files_in(tmp_path / "blocks")) == 20
+    again.close()
+
+
+def test_a_file_that_is_too_large_is_not_read(tmp_path: Path) -> None:
+    """Its size is known before a byte is: it goes, whoever put it there."""
+    open_blocks(tmp_path / "blocks").close()
+    (form,) = (tmp_path / "blocks").iterdir()
+    path = form / f"{CHAIN[0].id.name.hex()}-0-entries.safetensors"
+    with path.open("wb") as file:
+        file.truncate(FILE_NBYTES_MAX + 1)
+    store = open_blocks(tmp_path / "blocks")
+
+    assert store.read(CHAIN[0].id) is None
+    assert store.counts.refused == {Fault.OVERSIZED: 1}
+    assert files_in(tmp_path / "blocks") == []
+    store.close()
+
+
+def test_a_file_that_has_gone_is_a_miss(tmp_path: Path) -> None:
+    """Without a line: somebody made room by hand."""
+    store = open_blocks(tmp_path / "blocks")
+    store.write(CHAIN[0])
+    files_in(tmp_path / "blocks")[0].unlink()
+
+    with capture_logs() as logs:
+        assert store.read(CHAIN[0].id) is None
+    assert (logs, len(store), store.nbytes) == ([], 0, 0)
+    store.close()
+
+
+def test_a_sound_block_of_another_model_is_refused(tmp_path: Path) -> None:
+    """What the owner's check refuses is thrown out as any other."""
+
+    def check(block: Block) -> None:
+        if block.depth == 1:
+            raise BlockRefused(Fault.FOREIGN, "of other layers")
+
+    store = open_blocks(tmp_path / "blocks", check=check)
+    for block in CHAIN[:2]:
+        store.write(block)
+
+    assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
+    assert store.read(CHAIN[1].id) is None
+    assert len(files_in(tmp_path / "blocks")) == 1
+    store.close()
+
+
+def test_the_budget_holds(tmp_path: Path) -> None:
+    """Room is made before a block is written; the least used goes, and a reopened folder obeys."""
+    clock = iter(range(1000))
+    folder = tmp_path / "blocks"
+    store = open_blocks(folder, budget_nbytes=4 * FILE_NBYTES + 9, clock=lambda: float(next(clock)))
+    for block in CHAIN[:4]:
+        assert store.write(block)
+    store.use(block.id for block in CHAIN[:2])
+
+    assert store.write(CHAIN[4])
+
+    kept = {path.name.split("-")[1] for path in files_in(folder)}
+    assert store.nbytes == sum(path.stat().st_size for path in files_in(folder))
+    assert store.nbytes <= store.budget_nbytes
+    assert {"0", "1", "4"} <= kept
+    assert store.counts.evicted == 5 - len(kept) > 0
+    store.close()
+    smaller = open_blocks(folder, budget_nbytes=2 * FILE_NBYTES)
+    assert smaller.nbytes <= 2 * FILE_NBYTES
+    assert len(files_in(folder)) == len(smaller) > 0
+    smaller.close()
+    empty = open_blocks(folder, budget_nbytes=0)
+    assert not empty.write(CHAIN[0])
+    assert (files_in(folder), empty.writable) == ([], False)
+    empty.close()
+
+
+def test_the_last_use_outlives_the_process(tmp_path: Path) -> None:
+    """Files' times say when they were used: what was used last stays where room is short."""
+    times = iter(range(1, 1000))
+    store = open_blocks(tmp_path / "blocks", clock=lambda: float(next(times)))
+    for block in CHAIN:
+        store.write(block)
+    store.use([CHAIN[0].id])
+    store.read(CHAIN[1].id)
+    store.close()
+
+    again = open_blocks(tmp_path / "blocks", budget_nbytes=3 * FILE_NBYTES)
+    assert again.nbytes_of(CHAIN[0].id) is not None
+    assert again.nbytes_of(CHAIN[2].id) is None
+    again.close()
+
+
+def test_a_block_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
+    """Nothing is thrown out for it."""
+    store = open_blocks(tmp_path / "blocks", budget_nbytes=2 * FILE_NBYTES)
+    store.write(CHAIN[0])
+
+    assert not store.write(chain_of(2, 1, values=4096)[0])
+    assert len(store) == 1
+    store.close()
+
+
+def test_a_full_disk_ends_the_growth(tmp_path: Path) -> None:
+    """With one line and no trace of the block; what is there is served, and may be replaced."""
+    store = open_blocks(tmp_path / "blocks")
+    for block in CHAIN[:3]:
+        store.write(block)
+
+    with capture_logs() as logs, at_most(FILE_NBYTES // 2):
+        assert not store.write(CHAIN[3])
+
+    assert [log["event"] for log in logs] == ["the disk is full"]
+    assert store.budget_nbytes == store.nbytes == 3 * FILE_NBYTES
+    assert {path.suffix for path in files_in(tmp_path / "blocks")[0].parent.iterdir()} == {
+        "",
+        ".safetensors",
+    }
+    assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
+    assert store.write(CHAIN[4])
+    assert store.nbytes <= 3 * FILE_NBYTES
+    store.close()
+
+
+def test_a_disk_that_cannot_be_written_to_ends_the_writing(tmp_path: Path) -> None:
+    """With one line; what is there is served."""
+    store = open_blocks(tmp_path / "blocks")
+    store.write(CHAIN[0])
+    (path,) = files_in(tmp_path / "blocks")
+    moved = path.parent.rename(tmp_path / "away")
+
+    with capture_logs() as logs:
+        assert [store.write(block) for block in CHAIN[1:]] == [False] * 5
+
+    assert [log["event"] for log in logs] == ["blocks are not written any more"]
+    assert not store.writable
+    moved.rename(path.parent)
+    assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
+    store.close()
+
+
+def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """It is a miss and goes, with one line; what it led to stays."""
+    store = open_blocks(tmp_path / "blocks")
+    store.write(CHAIN[0])
+    (path,) = files_in(tmp_path / "blocks")
+    path.unlink()
+    path.symlink_to(tmp_path)
+
+    with capture_logs() as logs:
+        assert store.read(CHAIN[0].id) is None
+    assert [log["event"] for log in logs] == ["removed a block"]
+    assert (len(store), tmp_path.exists(), path.is_symlink()) == (0, True, False)
+    store.close()
+
+
+def test_forms_stand_side_by_side(tmp_path: Path) -> None:
+    """Two forms of a model share a folder, and neither sees the other's blocks."""
+    store = open_blocks(tmp_path / "blocks")
+    store.write(CHAIN[0])
+    other = open_store(
+        tmp_path / "blocks", b"o" * 32, budget_nbytes=1 << 20, file_nbytes_max=FILE_NBYTES_MAX
+    )
+
+    assert len(other) == 0
+    assert other.write(replace(CHAIN[0], form_name=b"o" * 32))
+    assert (len(store), len(other)) == (1, 1)
+    store.close()
+    other.close()
+
+
+def _whole(block: Block) -> bytes:
+    return b"".join(bytes(piece) for piece in encode(block))

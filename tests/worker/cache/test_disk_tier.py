@@ -1,0 +1,189 @@
+"""The threads beside the engine: in order, within bounds, and never waited for."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxd_shared.blocks.block_file import Block
+from mlxd_shared.blocks.policy import READ_ASSUMED_NBYTES_S
+from mlxd_worker.cache.disk.tier import BlockTier, Reading
+from tests.shared.blocks.made_blocks import chain_of, contents_of, open_blocks
+
+CHAIN = chain_of(5, 6)
+IDS = [block.id for block in CHAIN]
+NBYTES = sum(block.nbytes for block in CHAIN)
+WAIT_S = 60.0
+
+
+class Watch:
+    """Sees each block that a thread has read, and may hold the thread there."""
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.entered = threading.Event()
+        self.go_on = threading.Event()
+        self.go_on.set()
+
+    def __call__(self, block: Block) -> None:
+        """Note a block, on the reading thread."""
+        self.seen.append(block.depth)
+        self.entered.set()
+        assert self.go_on.wait(WAIT_S)
+
+
+MakeTier = Callable[..., BlockTier]
+
+
+@pytest.fixture
+def watch() -> Watch:
+    """What the reading thread goes through."""
+    return Watch()
+
+
+@pytest.fixture
+def make_tier(tmp_path: Path, watch: Watch) -> Iterator[MakeTier]:
+    """Make tiers on one folder; each is closed at the end, or by the test."""
+    tiers: list[BlockTier] = []
+
+    def make(**options: Any) -> BlockTier:
+        store = open_blocks(tmp_path / "b", check=watch)
+        tiers.append(BlockTier(store, **options))
+        return tiers[-1]
+
+    yield make
+    watch.go_on.set()
+    for tier in tiers:
+        tier.close(timeout_s=WAIT_S)
+
+
+def write_all(tier: BlockTier) -> None:
+    """Have the whole chain written."""
+    for block in CHAIN:
+        tier.write(block)
+    assert tier.flush(timeout_s=WAIT_S)
+
+
+def take_all(tier: BlockTier, reading: Reading) -> list[Block]:
+    """Take blocks until no more come."""
+    taken = []
+    while not tier.is_over(reading):
+        block = tier.take(reading)
+        if block is None:
+            tier.wait()
+        else:
+            taken.append(block)
+    return taken
+
+
+def test_blocks_come_in_order(make_tier: MakeTier) -> None:
+    """What was written is read in the order that is wanted, bit for bit; rates are known then."""
+    tier = make_tier()
+    assert tier.rates(0.5).read_nbytes_s == READ_ASSUMED_NBYTES_S
+    write_all(tier)
+    assert tier.rates(0.5).token_s == 0.5
+    assert tier.rates(0.5).read_nbytes_s != READ_ASSUMED_NBYTES_S, "as fast as it was written"
+
+    taken = take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=None))
+
+    assert [block.id for block in taken] == IDS
+    assert [contents_of(block) for block in taken] == [contents_of(block) for block in CHAIN]
+
+
+def test_a_reading_ends_where_a_block_is_missing(make_tier: MakeTier) -> None:
+    """What comes behind it is not read: no prompt could use it."""
+    tier = make_tier()
+    write_all(tier)
+    missing = [*IDS[:2], chain_of(9, 1)[0].id, *IDS[3:]]
+
+    taken = take_all(tier, tier.read(missing, nbytes=NBYTES, patience_s=None))
+
+    assert [block.id for block in taken] == IDS[:2]
+
+
+def test_no_more_is_read_than_there_is_room_for(make_tier: MakeTier, watch: Watch) -> None:
+    """A block beyond the bound waits until one has been taken."""
+    tier = make_tier(in_flight_nbytes=1)
+    write_all(tier)
+    reading = tier.read(IDS, nbytes=NBYTES, patience_s=None)
+
+    for count in range(1, len(IDS) + 1):
+        while not reading.arrived:
+            tier.wait()
+        assert watch.seen == list(range(count))
+        assert tier.take(reading) is not None
+    assert tier.is_over(reading)
+
+
+def test_a_full_queue_of_writes_is_said(make_tier: MakeTier, tmp_path: Path) -> None:
+    """There is room while less is waiting than the bound, and for one block in any case."""
+    tier = make_tier(in_flight_nbytes=2 * CHAIN[0].nbytes)
+    assert tier.has_room()
+    write_all(tier)
+
+    assert tier.has_room()
+    assert not tier.is_writing(IDS[0])
+    assert len(list((tmp_path / "b").glob("v*/*.safetensors"))) == len(CHAIN)
+
+
+def test_what_is_not_wanted_any_more_is_let_go(make_tier: MakeTier, watch: Watch) -> None:
+    """Cancelled in the middle of a read: the block at hand is dropped, the next reading served."""
+    tier = make_tier(in_flight_nbytes=1)
+    write_all(tier)
+    watch.go_on.clear()
+    given_up = tier.read(IDS, nbytes=NBYTES, patience_s=None)
+    assert watch.entered.wait(WAIT_S)
+
+    tier.cancel(given_up)
+    wanted = tier.read(IDS[:2], nbytes=NBYTES, patience_s=None)
+    watch.go_on.set()
+
+    assert [block.id for block in take_all(tier, wanted)] == IDS[:2]
+    assert watch.seen == [0, 0, 1]
+    assert tier.take(given_up) is None
+
+
+def test_what_arrived_and_was_not_taken_gives_its_room_back(make_tier: MakeTier) -> None:
+    """A reading that is cancelled with a block in hand leaves room for others."""
+    tier = make_tier(in_flight_nbytes=1)
+    write_all(tier)
+    given_up = tier.read(IDS, nbytes=NBYTES, patience_s=None)
+    while not given_up.arrived:
+        tier.wait()
+
+    tier.cancel(given_up)
+
+    assert len(take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=None))) == len(IDS)
+
+
+def test_lateness_is_by_the_clock(make_tier: MakeTier, watch: Watch) -> None:
+    """A reading is over when its time is, though not before what has arrived is taken."""
+    now_s = 0.0
+    tier = make_tier(clock=lambda: now_s, in_flight_nbytes=1)
+    write_all(tier)
+    reading = tier.read(IDS, nbytes=NBYTES, patience_s=5.0)
+    while not reading.arrived:
+        tier.wait()
+    now_s = 5.1
+
+    assert not tier.is_over(reading)
+    watch.go_on.clear()
+    watch.entered.clear()
+    assert tier.take(reading) is not None
+    assert watch.entered.wait(WAIT_S)
+    assert tier.is_over(reading)
+
+
+def test_a_close_lets_the_next_one_in(make_tier: MakeTier) -> None:
+    """What was written is there for whoever opens the folder then; nothing is written after."""
+    tier = make_tier()
+    write_all(tier)
+    tier.close(timeout_s=WAIT_S)
+    assert not tier.writes
+
+    again = make_tier()
+    assert len(again.store) == len(CHAIN)

@@ -1,0 +1,105 @@
+"""Blocks cut from snapshots, and snapshots put together from blocks; bytes on one side.
+
+Invariants:
+- Arrays stay on the engine thread: what leaves it are bytes, each copied once. What comes back is
+  copied into arrays of their own, evaluated, so that a snapshot may own them.
+- Bits are copied, never converted.
+- Only snapshots that own their arrays are cut: what is lazy stands in a running row's arenas.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import mlx.core as mx
+
+from mlxd_shared.blocks.block_file import Block, Tensor
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.disk.shapes import WORDS, BlockShapes, name_of
+from mlxd_worker.cache.kept.snapshot import (
+    POSITION_AXIS,
+    LayerState,
+    Snapshot,
+    allocate_exactly,
+    clip,
+)
+
+
+def cut(parts: Sequence[Snapshot], start: int, stop: int) -> tuple[LayerState, ...] | None:
+    """Return positions [start, stop) of all layers of a sliceable kind, lazy.
+
+    `parts` are in order. None where they do not have all of it, or one is lazy.
+    """
+    within = [part for part in parts if part.start < stop and part.stop > start]
+    if not within or any(part.lazy for part in within):
+        return None
+    reach = start
+    for part in within:
+        if part.start > reach:
+            return None
+        reach = part.stop
+    if reach < stop:
+        return None
+    pieces = [
+        [
+            clip(state, max(start - part.start, 0), min(stop, part.stop) - part.start)
+            for state in part.layers
+        ]
+        for part in within
+    ]
+    return tuple(_join(list(of_layer)) for of_layer in zip(*pieces, strict=True))
+
+
+def tensors_of(states: Mapping[Kind, Sequence[LayerState]]) -> tuple[Tensor, ...]:
+    """Return the bytes of all layers' arrays, copied; by kind and layer as in a block."""
+    named = {
+        name_of(kind, index, number): array
+        for kind, layers in states.items()
+        for index, state in enumerate(layers)
+        for number, array in enumerate(state)
+    }
+    flat = {name: mx.contiguous(array).view(mx.uint8) for name, array in named.items()}
+    mx.eval(list(flat.values()))
+    return tuple(
+        Tensor(name, WORDS[array.dtype], tuple(array.shape), bytes_of(flat[name]))
+        for name, array in named.items()
+    )
+
+
+def bytes_of(array: mx.array) -> bytes:
+    """Return the bytes of an array that has been evaluated, row by row, copied."""
+    return bytes(memoryview(array))  # type: ignore[arg-type]  # its stubs know no buffers
+
+
+def states_of(block: Block, shapes: BlockShapes) -> dict[Kind, tuple[LayerState, ...]]:
+    """Return a block's arrays by kind and layer: evaluated, and memory of their own.
+
+    The block is one that `shapes` have checked.
+    """
+    dtypes = {word: dtype for dtype, word in WORDS.items()}
+    allocate_exactly()
+    arrays: dict[str, mx.array] = {}
+    for tensor in block.tensors:
+        flat = mx.array(memoryview(tensor.content))  # type: ignore[arg-type]  # as above
+        arrays[tensor.name] = flat.view(dtypes[tensor.dtype]).reshape(tensor.shape)
+    mx.eval(list(arrays.values()))
+    return {
+        kind: tuple(_layer_of(arrays, kind, index) for index in range(shapes.count(kind)))
+        for kind in shapes.kinds(block.part)
+    }
+
+
+def _layer_of(arrays: Mapping[str, mx.array], kind: Kind, index: int) -> LayerState:
+    state: list[mx.array] = []
+    while (array := arrays.get(name_of(kind, index, len(state)))) is not None:
+        state.append(array)
+    return tuple(state)
+
+
+def _join(pieces: list[LayerState]) -> LayerState:
+    """Return one layer's pieces as one, lazy; a single one may be a view."""
+    if len(pieces) == 1:
+        return pieces[0]
+    return tuple(
+        mx.concatenate(list(arrays), axis=POSITION_AXIS) for arrays in zip(*pieces, strict=True)
+    )

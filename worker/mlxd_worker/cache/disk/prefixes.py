@@ -1,0 +1,229 @@
+"""What of the prefix cache is on disk: which blocks a prompt needs, which are worth writing.
+
+Invariants:
+- Blocks that were used twice are written, and, before the model goes, what is worth it; both where
+  reading them back is quicker than computing them (`blocks.policy`). Between a use and its block's
+  turn the snapshots may have been evicted: then nothing is written, until the next use.
+- At most one block is cut and handed over at a time, and none while the threads have enough.
+- A prompt is given the blocks that follow what it has in memory, up to a length at which every kind
+  of layer can stand: kinds with a state stop at the ends of blocks for which one was written.
+- A use in memory is a use of the same blocks on disk.
+- Engine thread only; the threads are the tier's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from mlxd_shared.blocks.block_file import Block, BlockId, Part
+from mlxd_shared.blocks.chain import names_of
+from mlxd_shared.blocks.policy import (
+    USES_MIN,
+    Offer,
+    choose_offer,
+    is_worth_writing,
+    patience_s,
+)
+from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.disk.cutting import cut, tensors_of
+from mlxd_worker.cache.disk.shapes import BlockShapes
+from mlxd_worker.cache.disk.tier import BlockTier, Reading
+from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.prefix.trie import PrefixTrie
+from mlxd_worker.cache.prefix.trie_node import Key, Match, Node, part
+
+WANTED_MAX: Final = 1 << 14
+"""Blocks that wait for their turn to be cut; those beyond wait for their next use."""
+
+Trie = PrefixTrie[Kind, Snapshot]
+
+_log = get_logger("prefix disk")
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """A block to cut: the last of `key`'s blocks up to `depth`."""
+
+    key: Key
+    depth: int
+    before: bytes
+
+
+class PrefixDisk:
+    """One model's blocks. One owner: the engine thread."""
+
+    def __init__(self, tier: BlockTier, shapes: BlockShapes) -> None:
+        """Keep blocks of these shapes by the threads of `tier`."""
+        self.tier = tier
+        self.shapes = shapes
+        self.block_tokens = shapes.block_tokens
+        self.token_s = 0.0
+        """What computing a token of a prompt takes; 0 where none was."""
+        self._entry_kinds = shapes.kinds(Part.ENTRIES)
+        self._state_kinds = shapes.kinds(Part.STATE)
+        self._wanted: dict[BlockId, _Wanted] = {}
+        self._trie: Trie | None = None
+
+    @property
+    def needs_states(self) -> bool:
+        """Whether a prompt can only stand where a state was written."""
+        return bool(self._state_kinds)
+
+    @property
+    def pending(self) -> bool:
+        """Whether blocks wait to be cut."""
+        return bool(self._wanted) and self.tier.writes
+
+    def watch(self, trie: Trie) -> None:
+        """Cut blocks from what `trie` keeps; once, before anything else."""
+        self._trie = trie
+
+    def find(self, key: Key, *, start: int, limit: int, nbytes_max: int) -> Reading | None:
+        """Begin to read what brings a prompt from `start` nearer to `limit` tokens, if that pays.
+
+        nbytes_max: what may be held at once where all has to be there before any of it serves.
+        """
+        names = names_of(self._form_name, part(key, 0, limit), block_tokens=self.block_tokens)
+        size_of, first = self.tier.store.nbytes_of, start // self.block_tokens
+        needed: list[BlockId] = []
+        ways: dict[Offer, tuple[int, tuple[BlockId, ...]]] = {}
+        nbytes = 0
+        for depth, name in enumerate(names[first:], start=first):
+            if self._entry_kinds:
+                entries = BlockId(name, Part.ENTRIES)
+                size = size_of(entries)
+                if size is None:
+                    break
+                needed.append(entries)
+                nbytes += size
+            ends = [BlockId(name, Part.STATE)] if self._state_kinds else []
+            sizes = [size_of(block) for block in ends]
+            total = nbytes + sum(size or 0 for size in sizes)
+            if None in sizes or (ends and total > nbytes_max):
+                continue
+            offer = Offer((depth + 1) * self.block_tokens, total, len(needed) + len(ends))
+            ways[offer] = (len(needed), tuple(ends))
+        rates = self.tier.rates(self.token_s)
+        chosen = choose_offer(rates, start, tuple(ways))
+        if chosen is None:
+            return None
+        count, states = ways[chosen]
+        self._use(names[: chosen.tokens // self.block_tokens])
+        return self.tier.read(
+            (*needed[:count], *states),
+            nbytes=chosen.nbytes,
+            patience_s=patience_s(rates, chosen.tokens - start),
+        )
+
+    def note_use(self, key: Key, match: Match[Kind, Snapshot], used: int) -> None:
+        """Learn that a prompt was given its first `used` tokens out of memory, by `match`."""
+        ends = [used // self.block_tokens * self.block_tokens]
+        if self._state_kinds:
+            ends = [node.stop for node in match.path if self._has_state(node) and node.stop <= used]
+        if ends and ends[-1]:
+            names = self._want(part(key, 0, ends[-1]), uses=USES_MIN)
+            self._use(names)
+
+    def tend(self, *, idle: bool) -> None:
+        """Hand one block over, where one waits and there is room; once a step.
+
+        idle: nothing else is to be done: wait for room, not for long.
+        """
+        while self._wanted and self.tier.has_room():
+            block_id = next(iter(self._wanted))
+            block = self._cut(block_id, self._wanted.pop(block_id))
+            if block is not None:
+                self.tier.write(block)
+                return
+        if idle and self._wanted:
+            self.tier.wait()
+
+    def save(self, *, timeout_s: float) -> None:
+        """Write what is worth it of all that is kept, latest uses first, as far as time allows."""
+        assert self._trie is not None, "the cache that this is for is there"
+        until_s = self.tier.clock() + timeout_s
+        nodes = self._ends(self._trie.nodes())
+        for node in sorted(nodes, key=lambda node: -node.passed.last):
+            if len(self._wanted) < WANTED_MAX:
+                self._want(node.key(), leaving=True)
+        while self.pending and self.tier.clock() < until_s:
+            self.tend(idle=True)
+        done = self.tier.flush(timeout_s=max(until_s - self.tier.clock(), 0.0))
+        if self._wanted or not done:
+            _log.warning("left blocks unwritten", count=len(self._wanted), timeout_s=timeout_s)
+        self._wanted.clear()
+
+    def close(self, *, timeout_s: float) -> None:
+        """Save what time allows, and end the threads; the last call."""
+        self.save(timeout_s=timeout_s)
+        self.tier.close(timeout_s=timeout_s)
+
+    @property
+    def _form_name(self) -> bytes:
+        return self.tier.store.form_name
+
+    def _ends(self, nodes: Iterable[Node[Kind, Snapshot]]) -> list[Node[Kind, Snapshot]]:
+        """Return the nodes whose beginnings are worth a look: leaves, or where states are."""
+        if self._state_kinds:
+            return [node for node in nodes if self._has_state(node)]
+        return [node for node in nodes if not node.children]
+
+    def _has_state(self, node: Node[Kind, Snapshot]) -> bool:
+        """Tell whether a node ends where a block does, with all that is needed there."""
+        at_end = node.stop % self.block_tokens == 0
+        return at_end and all(kind in node.snapshots for kind in self._state_kinds)
+
+    def _want(self, key: Key, *, uses: int = 0, leaving: bool = False) -> tuple[bytes, ...]:
+        """Have a prompt's whole blocks cut, and its state where it ends with one; return names."""
+        names = names_of(self._form_name, key, block_tokens=self.block_tokens)
+        if not names or not self.tier.writes:
+            return names
+        files = [(depth, Part.ENTRIES) for depth in range(len(names)) if self._entry_kinds]
+        if self._state_kinds:
+            files.append((len(names) - 1, Part.STATE))
+        nbytes = sum(self.shapes.nbytes(what, depth) for depth, what in files[-2:])
+        if len(files) > 2:
+            nbytes += self.shapes.nbytes(Part.ENTRIES, 0) * (len(files) - 2)
+        rates, tokens = self.tier.rates(self.token_s), len(names) * self.block_tokens
+        if not is_worth_writing(
+            rates, tokens=tokens, nbytes=nbytes, files=len(files), uses=uses, leaving=leaving
+        ):
+            return names
+        for depth, what in files:
+            block = BlockId(names[depth], what)
+            before = names[depth - 1] if depth else self._form_name
+            is_there = block in self._wanted or self.tier.store.nbytes_of(block) is not None
+            if not is_there and not self.tier.is_writing(block) and len(self._wanted) < WANTED_MAX:
+                self._wanted[block] = _Wanted(key, depth, before)
+        return names
+
+    def _use(self, names: Iterable[bytes]) -> None:
+        self.tier.store.use(BlockId(name, what) for name in names for what in Part)
+
+    def _cut(self, block: BlockId, wanted: _Wanted) -> Block | None:
+        """Return a block as it is in memory; None where it is not, or not at rest."""
+        start = wanted.depth * self.block_tokens
+        stop = start + self.block_tokens
+        assert self._trie is not None, "the cache that this is for is there"
+        match = self._trie.match(part(wanted.key, 0, stop))
+        if match.count < stop:
+            return None
+        states: dict[Kind, tuple[LayerState, ...]] = {}
+        if block.part is Part.ENTRIES:
+            for kind in self._entry_kinds:
+                layers = cut(match.parts(kind), start, stop)
+                if layers is None:
+                    return None
+                states[kind] = layers
+        else:
+            node = match.path[-1]
+            if node.stop != stop or not self._has_state(node):
+                return None
+            states = {kind: node.snapshots[kind].layers for kind in self._state_kinds}
+        tokens = bytes(part(wanted.key, start, stop))
+        return Block(
+            self._form_name, wanted.before, tokens, wanted.depth, block.part, tensors_of(states)
+        )

@@ -1,0 +1,214 @@
+"""The threads that write and read blocks, and what is on its way between them and the engine.
+
+Invariants:
+- The engine never waits for the disk: it hands a block over where there is room for its bytes, and
+  takes what has arrived. Only where no row has anything else to do does it wait, for `WAIT_S`.
+- What waits to be written, and what was read and not taken, is at most `in_flight_nbytes` each, or
+  one block. Whoever reads has a thread of his own: a read never waits for a write.
+- A reading gives its blocks in order, up to the first that is missing.
+- Both threads end with `close`, or with the process: what they are at is then not there.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Final
+
+from mlxd_shared.blocks.block_file import Block, BlockId
+from mlxd_shared.blocks.policy import READ_ASSUMED_NBYTES_S, Meter, Rates
+from mlxd_shared.blocks.store import BlockStore
+
+IN_FLIGHT_NBYTES: Final = 64 << 20
+"""Of blocks of 8 to 32 MiB two at least: one is read while the other is put back."""
+
+WAIT_S: Final = 0.01
+
+
+class Reading:
+    """Blocks that are wanted of the disk, in order. Its tier's affair but for the deadline."""
+
+    def __init__(self, blocks: Sequence[BlockId], *, nbytes: int, deadline_s: float | None) -> None:
+        """Ask for `blocks`; after `deadline_s`, on the tier's clock, nobody waits for them.
+
+        nbytes: how large their files are.
+        """
+        self.nbytes = nbytes
+        self.deadline_s = deadline_s
+        self.waiting = deque(blocks)
+        self.arrived: deque[Block] = deque()
+        self.is_read = False
+        """Whether a thread is at one of the blocks."""
+        self.is_wanted = True
+
+
+class BlockTier:
+    """A store's two threads. Made, used and closed by the engine thread."""
+
+    def __init__(
+        self,
+        store: BlockStore,
+        *,
+        in_flight_nbytes: int = IN_FLIGHT_NBYTES,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """Start the threads; the store is closed with them."""
+        self.store = store
+        self.clock = clock
+        self._in_flight_nbytes = in_flight_nbytes
+        self._change = threading.Condition()
+        self._writes: deque[Block] = deque()
+        self._write_nbytes = 0
+        self._readings: deque[Reading] = deque()
+        self._read_nbytes = 0
+        self._closed = False
+        self._read_rate, self._write_rate = Meter(), Meter()
+        self._threads = tuple(
+            threading.Thread(target=work, name=name, daemon=True)
+            for name, work in (
+                ("prefix-writer", self._write_all),
+                ("prefix-reader", self._read_all),
+            )
+        )
+        for thread in self._threads:
+            thread.start()
+
+    def rates(self, token_s: float) -> Rates:
+        """Return what was measured, for a machine that takes `token_s` to compute a token."""
+        with self._change:
+            measured = self._read_rate.nbytes_s or self._write_rate.nbytes_s
+        return Rates(measured or READ_ASSUMED_NBYTES_S, token_s)
+
+    @property
+    def writes(self) -> bool:
+        """Whether what is handed over can still be written."""
+        return self.store.writable and not self._closed and self._threads[0].is_alive()
+
+    def has_room(self) -> bool:
+        """Tell whether a block can be handed over now."""
+        with self._change:
+            return not self._writes or self._write_nbytes < self._in_flight_nbytes
+
+    def write(self, block: Block) -> None:
+        """Hand a block over, where there is room, to be written."""
+        with self._change:
+            self._writes.append(block)
+            self._write_nbytes += block.nbytes
+            self._change.notify_all()
+
+    def is_writing(self, block: BlockId) -> bool:
+        """Tell whether a block waits to be written."""
+        with self._change:
+            return any(waiting.id == block for waiting in self._writes)
+
+    def read(self, blocks: Sequence[BlockId], *, nbytes: int, patience_s: float | None) -> Reading:
+        """Begin to read blocks, `nbytes` in all; `take` gives them, in order."""
+        deadline_s = None if patience_s is None else self.clock() + patience_s
+        reading = Reading(blocks, nbytes=nbytes, deadline_s=deadline_s)
+        with self._change:
+            self._readings.append(reading)
+            self._change.notify_all()
+        return reading
+
+    def take(self, reading: Reading) -> Block | None:
+        """Return the next block that has arrived; None where there is none yet, or no more."""
+        with self._change:
+            if not reading.arrived:
+                return None
+            block = reading.arrived.popleft()
+            self._read_nbytes -= block.nbytes
+            self._change.notify_all()
+            return block
+
+    def is_over(self, reading: Reading) -> bool:
+        """Tell whether everything that will come has been taken, or it is too late for the rest."""
+        late = reading.deadline_s is not None and self.clock() > reading.deadline_s
+        with self._change:
+            if reading.arrived:
+                return False
+            return late or not (reading.waiting or reading.is_read)
+
+    def cancel(self, reading: Reading) -> None:
+        """Let a reading's blocks go; nothing more of it is read."""
+        with self._change:
+            reading.is_wanted = False
+            reading.waiting.clear()
+            self._read_nbytes -= sum(block.nbytes for block in reading.arrived)
+            reading.arrived.clear()
+            self._change.notify_all()
+
+    def wait(self) -> None:
+        """Wait, not for long, for anything to change; not while something has arrived."""
+        with self._change:
+            if not self._read_nbytes:
+                self._change.wait(WAIT_S)
+
+    def flush(self, *, timeout_s: float) -> bool:
+        """Wait until everything is written; False where that takes too long."""
+        with self._change:
+            return self._change.wait_for(lambda: not self._writes, timeout=timeout_s)
+
+    def close(self, *, timeout_s: float) -> None:
+        """Let both threads end with what they are at, wait so long, close the store; idempotent.
+
+        What still waits to be written is not written: `flush` before. A thread that takes longer
+        keeps the store open, until the process ends.
+        """
+        with self._change:
+            if self._closed:
+                return
+            self._closed = True
+            self._change.notify_all()
+        for thread in self._threads:
+            thread.join(timeout_s)
+        if not any(thread.is_alive() for thread in self._threads):
+            self.store.close()
+
+    def _write_all(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._closed or self._writes)
+                if self._closed:
+                    return
+                block = self._writes[0]
+            started_s = self.clock()
+            written = self.store.write(block)
+            elapsed_s = self.clock() - started_s
+            with self._change:
+                self._writes.popleft()
+                self._write_nbytes -= block.nbytes
+                if written:
+                    self._write_rate.note(block.nbytes, elapsed_s)
+                self._change.notify_all()
+
+    def _read_all(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._closed or self._next_reading() is not None)
+                reading = self._next_reading()
+                if self._closed or reading is None:
+                    return
+                wanted = reading.waiting.popleft()
+                reading.is_read = True
+            started_s = self.clock()
+            block = self.store.read(wanted)
+            elapsed_s = self.clock() - started_s
+            with self._change:
+                reading.is_read = False
+                if block is None:
+                    reading.waiting.clear()
+                elif reading.is_wanted:
+                    reading.arrived.append(block)
+                    self._read_nbytes += block.nbytes
+                    self._read_rate.note(block.nbytes, elapsed_s)
+                self._change.notify_all()
+
+    def _next_reading(self) -> Reading | None:
+        """Return a reading of which a block may be read now, forgetting those before; locked."""
+        if self._read_nbytes >= self._in_flight_nbytes:
+            return None
+        while self._readings and not self._readings[0].waiting:
+            self._readings.popleft()
+        return self._readings[0] if self._readings else None

@@ -1,0 +1,67 @@
+"""Open the blocks of a model that has been loaded: their form, their folder, their threads.
+
+Invariants:
+- Engine thread, as all that makes a model resident.
+- A folder that cannot be had is no reason not to serve: the model does without, with one line.
+"""
+
+from __future__ import annotations
+
+from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX
+from mlxd_shared.blocks.chain import BLOCK_TOKENS, Form, name_of_form
+from mlxd_shared.blocks.folder import FolderRefused
+from mlxd_shared.blocks.store import open_store
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.cache.base import Kind, LayerCache
+from mlxd_worker.cache.disk.prefixes import PrefixDisk
+from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
+from mlxd_worker.cache.disk.tier import BlockTier
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.thread.facts import DiskFolder
+
+_log = get_logger("prefix disk")
+
+
+def open_blocks(
+    folder: DiskFolder,
+    caches: RowCaches,
+    *,
+    digest: str,
+    weights: str,
+    context_length: int,
+    device: DeviceKind,
+    block_tokens: int = BLOCK_TOKENS,
+) -> PrefixDisk | None:
+    """Return what keeps blocks of a model's prompts; None where it has none, or nowhere to go.
+
+    weights: how they are kept in memory. Whoever gets it closes its tier.
+    """
+    layers: dict[Kind, list[LayerCache]] = {}
+    for layer in caches.layers:
+        if layer is not None:
+            layers.setdefault(layer.kind, []).append(layer)
+    if not layers or not digest:
+        return None
+    shapes = BlockShapes(layers, block_tokens=block_tokens)
+    form = Form(
+        model_digest=digest,
+        weights=weights,
+        context_length=context_length,
+        device=device.value,
+        layers=describe_layers(caches.layers),
+        block_tokens=block_tokens,
+    )
+    try:
+        store = open_store(
+            folder.path,
+            name_of_form(form),
+            budget_nbytes=folder.budget_nbytes,
+            file_nbytes_max=shapes.nbytes_max + HEADER_NBYTES_MAX,
+            check=shapes.check,
+        )
+    except FolderRefused as refused:
+        _log.warning("prefixes are not kept on disk", reason=str(refused))
+        return None
+    _log.info("prefixes on disk", files=len(store), nbytes=store.nbytes, folder=str(folder.path))
+    return PrefixDisk(BlockTier(store), shapes)
