@@ -48,11 +48,13 @@ ERRORS = [
 
 
 def body_for(path: str) -> dict[str, Any]:
-    """Return a chat as the API at `path` takes it."""
+    """Return a chat, or documents to rank, as the API at `path` takes them."""
     if path == "/api/chat":
         return {"model": "demo", "messages": CHAT["messages"], "stream": False}
     if path == "/v1/responses":
         return {"model": "demo", "input": CHAT["messages"]}
+    if path in RERANKS:
+        return {"model": "demo", "query": "a", "documents": ["b"]}
     return dict(CHAT)
 
 
