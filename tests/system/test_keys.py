@@ -235,15 +235,16 @@ async def test_over_http(tmp_path: Path, models: tuple[str, ...]) -> None:
     """Each API has its own way to send a key and to be refused; health needs none."""
     issued = Issued(tmp_path)
     secret = await issued.add("writer", "--model", "other", "--tokens-per-minute", "1")
+    confined = {"x-api-key": await issued.add("confined", "--model", "demo")}
     async with serve_web(*models, "--keys-file", str(issued.keys_file)) as web:
         assert (await web.http.get("/health")).status_code == 200
         bearer, own = {"Authorization": f"Bearer {secret}"}, {"x-api-key": secret}
         for path in PATHS:
             for headers in ({}, {"Authorization": "Bearer other"}, {"x-api-key": "a b"}):
                 assert (await web.post(path, body_for(path), headers=headers)).status_code == 401
-            refused = await web.post(path, body_for(path, "demo"), headers=bearer)
+            refused = await web.post(path, body_for(path, "other"), headers=confined)
             assert refused.status_code == 403
-            assert "the model 'demo'" in json.dumps(refused.json())
+            assert "the model 'other'" in json.dumps(refused.json())
         assert (await web.http.get("/v1/models", headers=own)).status_code == 200
 
         good = await web.post(PATHS[0], body_for(PATHS[0], "other"), headers=own)

@@ -163,7 +163,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("background", {"background": True}),
     ("truncation", {"truncation": "auto"}),
     ("conversation", {"conversation": "conv_1"}),
-    ("input", {"input": [{"role": "user", "content": ""}] * (config.HTTP_ITEMS_MAX + 1)}),
 ]  # fmt: skip
 
 
@@ -173,6 +172,16 @@ def test_what_cannot_be_honoured_is_refused(field: str, fields: dict[str, Any]) 
     with pytest.raises(BadField) as caught:
         ask_of(**fields)
     assert caught.value.failure.field == field
+
+
+def test_items_are_counted_with_those_before_them() -> None:
+    """A conversation that has as many as there may be is not gone on from."""
+    said = [Message("user", "")] * config.HTTP_ITEMS_MAX
+    request = read(input=[{"role": "user", "content": ""}])
+    assert ask_response(request, said[1:])
+    with pytest.raises(BadField) as caught:
+        ask_response(request, said)
+    assert caught.value.failure.field == "input"
 
 
 def test_what_asks_for_nothing_is_good() -> None:
