@@ -28,11 +28,11 @@ from mlxd_controller.bench.ways import (
     temporary_server,
 )
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.stores import Stores
+from mlxd_controller.cli.terminal import show
 from mlxd_controller.demo import NotServed
 from mlxd_controller.runtime.ports import ModelRef
 from mlxd_controller.settings import StorePlaces
