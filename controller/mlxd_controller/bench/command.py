@@ -28,6 +28,7 @@ from mlxd_controller.bench.ways import (
     temporary_server,
 )
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.security import Server
@@ -55,7 +56,7 @@ class Sizes:
     )
 
 
-Model = Annotated[str, typer.Argument(help="A name, alias or digest, or a folder such as ./m.")]
+Model = Annotated[str, named_model("A name, alias or digest, or a folder such as ./m.")]
 Running = Annotated[
     bool,
     typer.Option(

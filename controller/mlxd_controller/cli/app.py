@@ -62,7 +62,7 @@ OTHER_NAMES = {"list": "models", "ls": "models", "stop": "unload", "rm": "forget
 """What people type who come from another tool; the help names them once."""
 CLASSES = {"serve": ServeCommand, "launch": LaunchCommand}
 """Of commands that read their arguments in a way of their own."""
-UNCONFIGURED = frozenset({"config", "version"})
+UNCONFIGURED = frozenset({"config", "doctor", "version"})
 """Commands that run whatever is wrong with the configuration file."""
 
 

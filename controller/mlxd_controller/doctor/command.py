@@ -85,6 +85,7 @@ async def _gather(places: StorePlaces, keys_file: Path | None, where: Server) ->
         "keys file": keys_file,
     }
     return Facts(
+        configuration=probes.probe_configuration(os.environ),
         versions=installed_versions(),
         platform=sys.platform,
         gpus=probes.probe_gpus(os.environ),
