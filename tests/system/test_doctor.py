@@ -30,9 +30,8 @@ async def test_a_quick_look_finds_what_was_planted(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     token.chmod(0o644)
-    places = {"MLXD_MODELS_DIR": str(models)}
     where = ("--address", f"unix:{tmp_path}/s", "--token-file", str(token))
-    ran = await mlxd("doctor", "--quick", "--json", *where, **places)
+    ran = await mlxd("doctor", "--quick", "--json", *where, MLXD_MODELS_DIR=str(models))
 
     (report,) = ran.objects
     faults = [f for f in report["findings"] if f["state"] == "fault" and f["check"] != "port"]
