@@ -58,6 +58,26 @@ async def test_without_the_engine_a_look_is_a_table(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_secrets_that_a_configuration_names_are_looked_at(tmp_path: Path) -> None:
+    """Those of the server that it is for, not only the caller's."""
+    for name in ("keys", "tls"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o644)
+    path = tmp_path / "c.toml"
+    path.write_text('[server]\nkeys_file = "keys"\ntls_key = "tls"\n')
+    where = ("--address", f"unix:{tmp_path}/s")
+    ran = await mlxd("doctor", "--no-engine", "--json", *where, MLXD_CONFIG=str(path))
+
+    (report,) = ran.objects
+    faults = [each["text"] for each in report["findings"] if each["check"] == "secrets"]
+    assert ran.code == 1, ran.err
+    assert faults == [
+        f"{name} {tmp_path / file} is open to others (644): chmod 600"
+        for name, file in (("keys file", "keys"), ("server's private key", "tls"))
+    ]
+
+
+@pytest.mark.asyncio
 async def test_a_worker_says_what_is_switched_off(tmp_path: Path) -> None:
     """In its status and in the log, from the findings beside the server's models."""
     write_tiny_model(tmp_path / "m")

@@ -78,7 +78,7 @@ def _client(name: str, kind: Kind, default: str = "") -> Key:
     return Key(name, f"MLXD_{option.upper()}", kind, (option,), default=default)
 
 
-_KEYS_COMMANDS = ("serve", "keys.add", "keys.list", "keys.remove")
+_KEYS_COMMANDS = ("serve", "doctor", "keys.add", "keys.list", "keys.remove")
 KEYS: Final[tuple[Key, ...]] = (
     _client("address", Kind.ADDRESS, config.DEFAULT_ADDRESS),
     _client("token_file", Kind.SECRET),

@@ -61,6 +61,7 @@ def test_values_become_defaults_of_options(tmp_path: Path) -> None:
     assert configuration.defaults() == {
         "address": "127.0.0.1:9",
         "token_file": str(tmp_path / "token"),
+        "doctor": keys,
         "keys": {"add": keys, "list": keys, "remove": keys},
         "serve": {
             "allow_remote": True, "preload": ["a", "b c"], "memory_limit": "12G",
