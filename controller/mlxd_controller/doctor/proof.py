@@ -14,7 +14,6 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,17 +126,19 @@ def _of_errors(lines: Iterable[Line]) -> list[Finding]:
 
 
 def _of_results(results: Sequence[Line]) -> list[Finding]:
-    """Return each problem, and one line for each check about all that went well."""
+    """Return each problem, and for each check one line about all that went well."""
     findings = []
-    fine = Counter(line["check"] for line in results if not line["problem"])
     for check in dict.fromkeys(line["check"] for line in results):
-        for line in results:
-            if line["check"] == check and line["problem"]:
+        own = [line for line in results if line["check"] == check]
+        for line in own:
+            if line["problem"]:
                 off = f"; {line['off']} is switched off" if line["off"] else ""
                 text = f"{line['subject']}: {line['problem']}{off}"
                 findings.append(Finding(check, State.FAULT, text))
-        if fine[check]:
-            findings.append(Finding(check, State.FINE, f"{fine[check]} models"))
+        fine = [line["subject"] for line in own if not line["problem"]]
+        if fine:
+            text = fine[0] if len(own) == 1 else f"{len(fine)} of {len(own)}"
+            findings.append(Finding(check, State.FINE, text))
     return findings
 
 

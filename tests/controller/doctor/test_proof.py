@@ -17,6 +17,8 @@ from mlxd_shared.ops.findings import Proved
 LAST = {"device": "cpu: x", "versions": {"mlx": "1"}, "off": {"lanes": "wrong"}}
 GOOD = {"check": "fast path lanes", "subject": "A", "problem": "", "off": None}
 BAD = {"check": "fast path lanes", "subject": "B", "problem": "off by 1", "off": "lanes"}
+PRODUCT = {**GOOD, "check": "products with packed weights"}
+SPEED = {**GOOD, "check": "speed of lanes"}
 BLAS = {"blas": "openblas", "version": "0.3", "threads": 2, "reason": "first"}
 
 
@@ -41,14 +43,16 @@ async def run(*lines: object, end: str = "", silent_max_s: float = 60.0) -> Ende
 @pytest.mark.asyncio
 async def test_what_a_proof_says_is_told_in_a_line_a_check() -> None:
     """Problems one by one, what went well together; at the end stands what is remembered."""
-    verdict = judge_proof(
-        await run(BLAS, {"trying": "a"}, GOOD, BAD, {**GOOD, "subject": "C"}, LAST)
-    )
+    products = [PRODUCT, {**PRODUCT, "subject": "B"}]
+    families = [GOOD, BAD, {**GOOD, "subject": "C"}]
+    verdict = judge_proof(await run(BLAS, {"trying": "a"}, *products, *families, SPEED, LAST))
 
     assert verdict.findings == (
         Finding("BLAS", State.FINE, "openblas 0.3, 2 threads: first"),
+        Finding("products with packed weights", State.FINE, "2 of 2"),
         Finding("fast path lanes", State.FAULT, "B: off by 1; lanes is switched off"),
-        Finding("fast path lanes", State.FINE, "2 models"),
+        Finding("fast path lanes", State.FINE, "2 of 3"),
+        Finding("speed of lanes", State.FINE, "A"),
         Finding("device", State.FINE, "cpu: x"),
     )
     assert verdict.proved == Proved("cpu: x", {"mlx": "1"}, {FastPath.LANES: "wrong"})
