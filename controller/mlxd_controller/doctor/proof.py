@@ -3,7 +3,8 @@
 Invariants:
 - However that process ends, what it has said counts; what it was at work on when it died is a
   finding of its own.
-- It is gone when this returns or is cancelled.
+- It is gone when this returns or is cancelled, and so are the models that it has written, however
+  it ended: its temporary folder is ours.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -155,17 +157,19 @@ def _death(ended: Ended, trying: str) -> str:
 async def _running(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a process in a session of its own, which is ended with the body."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-        limit=_LINE_BYTES_MAX, env=own_environment(), start_new_session=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+    with tempfile.TemporaryDirectory(prefix="mlxd-proof-") as folder:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+            limit=_LINE_BYTES_MAX, env={**own_environment(), "TMPDIR": folder},
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -76,6 +78,21 @@ async def test_a_proof_that_dies_is_a_fault_at_what_it_tried(end: str, said: str
     assert verdict.proved is None
     assert [each.state for each in verdict.findings] == [State.FINE, State.FAULT]
     assert said in verdict.findings[1].text
+
+
+def test_a_proof_that_is_killed_leaves_no_models_behind() -> None:
+    """What it has written is gone, though it could not see to that."""
+    end = (
+        "import json, os, signal, tempfile\n"
+        "folder = tempfile.mkdtemp()\n"
+        "print(json.dumps({'error': folder}), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = asyncio.run(run(end=end))
+
+    (line,) = ended.lines
+    assert ended.exit_code == -signal.SIGKILL
+    assert not Path(line["error"]).exists()
 
 
 def test_a_backend_that_cannot_be_used_and_a_slow_blas_are_faults() -> None:
