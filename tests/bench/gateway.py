@@ -17,11 +17,12 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mlxd import Client, LoadSpec, Weights
+from mlxd_controller.bench.requests import GRPC
+from mlxd_shared.ops.measuring import Measures, measures, medians
 from tests.bench.cases import CLIENTS, CONTEXT, make_closed
-from tests.bench.measures import Measures, measures, medians
+from tests.bench.load import HTTP
 from tests.bench.prompts import Prompts
 from tests.bench.report import json_line, machine
-from tests.bench.requests import GRPC, HTTP
 from tests.bench.server import SEED, SETTLING, float32_llama
 from tests.bench.sides import Side, put_load
 from tests.support.gateways import serve_web

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_controller.store.shelves import demo_model
 from mlxd_models.files.digest import model_digest
 from tests.support.cli import mlxd
 from tests.support.served import serve
@@ -52,6 +53,21 @@ async def test_a_server_that_runs(tmp_path: Path) -> None:
         [way, str(prompt), str(rows)] for way in ("engine", "served") for prompt, rows in CELLS
     ]
     assert listed.rows[1][0] == "m"
+
+
+@pytest.mark.asyncio
+async def test_a_model_of_the_configuration_file_in_a_form_of_its_own(tmp_path: Path) -> None:
+    """By the file's name for it; the report says which form was measured."""
+    path = tmp_path / "c.toml"
+    path.write_text(f'[models.m]\npath = "{demo_model()}"\n')
+    sizes = ("--prompt", "8", "--tokens", "4", "--runs", "1", "--no-peer")
+    ran = await mlxd(
+        "bench", "m", *sizes, "--weights", "mixed_4_8", "--json", MLXD_CONFIG=str(path)
+    )
+
+    (report,) = ran.objects
+    assert report["model"]["weights"] == "mixed_4_8", ran.err
+    assert [figure["way"] for figure in report["figures"]] == ["engine", "served"]
 
 
 @pytest.mark.asyncio

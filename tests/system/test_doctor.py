@@ -30,9 +30,8 @@ async def test_a_quick_look_finds_what_was_planted(tmp_path: Path) -> None:
     token = tmp_path / "token"
     token.write_text("0123456789abcdef")
     token.chmod(0o644)
-    places = {"MLXD_MODELS_DIR": str(models)}
     where = ("--address", f"unix:{tmp_path}/s", "--token-file", str(token))
-    ran = await mlxd("doctor", "--quick", "--json", *where, **places)
+    ran = await mlxd("doctor", "--quick", "--json", *where, MLXD_MODELS_DIR=str(models))
 
     (report,) = ran.objects
     faults = [f for f in report["findings"] if f["state"] == "fault" and f["check"] != "port"]
@@ -56,6 +55,26 @@ async def test_without_the_engine_a_look_is_a_table(tmp_path: Path) -> None:
     assert ran.rows[0] == ["CHECK", "STATE", "WHAT"]
     assert ["backend", "fine"] in [row[:2] for row in ran.rows]
     assert "fast path" not in ran.out
+
+
+@pytest.mark.asyncio
+async def test_secrets_that_a_configuration_names_are_looked_at(tmp_path: Path) -> None:
+    """Those of the server that it is for, not only the caller's."""
+    for name in ("keys", "tls"):
+        (tmp_path / name).write_text("")
+        (tmp_path / name).chmod(0o644)
+    path = tmp_path / "c.toml"
+    path.write_text('[server]\nkeys_file = "keys"\ntls_key = "tls"\n')
+    where = ("--address", f"unix:{tmp_path}/s")
+    ran = await mlxd("doctor", "--no-engine", "--json", *where, MLXD_CONFIG=str(path))
+
+    (report,) = ran.objects
+    faults = [each["text"] for each in report["findings"] if each["check"] == "secrets"]
+    assert ran.code == 1, ran.err
+    assert faults == [
+        f"{name} {tmp_path / file} is open to others (644): chmod 600"
+        for name, file in (("keys file", "keys"), ("server's private key", "tls"))
+    ]
 
 
 @pytest.mark.asyncio

@@ -123,7 +123,7 @@ def figure_of(way: str, cell: Cell, runs: Sequence[Ran]) -> Figure:
         for run in timed
     ])  # fmt: skip
     peak_nbytes = max(run.peak_nbytes for run in timed)
-    shown = {name: values[name] for name in SHOWN if name in values}
+    shown: dict[str, float] = {name: values[name] for name in SHOWN if name in values}
     return Figure(way, cell.prompt_tokens, cell.rows, len(timed), peak_nbytes, shown)
 
 

@@ -29,6 +29,8 @@ from mlxd_controller.bench.ways import (
 )
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
+from mlxd_controller.cli.configuration.loads import folders_of
+from mlxd_controller.cli.configuration.reading import load_configuration
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.security import Server
@@ -128,15 +130,16 @@ async def _measure_all(
 
 
 async def _find(name: str, places: StorePlaces) -> ModelRef:
-    """Return the model: a folder's, or one of this machine's stores.
+    """Return the model: a folder's, one that the configuration file names, or one of the stores.
 
     Raises:
         MlxdError: there is none, or it cannot be served.
     """
     path = Path(name)
-    named = [("folder", path)] if path.is_absolute() else [(DEMO_NAME, demo_model())]
-    library = library_of(named, places)
-    return await library.resolve(named[0][0] if path.is_absolute() else name)
+    if path.is_absolute():
+        return await library_of([("folder", path)], places).resolve("folder")
+    folders = dict(folders_of(load_configuration(os.environ)))
+    return await library_of(({DEMO_NAME: demo_model()} | folders).items(), places).resolve(name)
 
 
 @asynccontextmanager

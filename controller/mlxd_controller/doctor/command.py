@@ -12,6 +12,8 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli.configuration.keys import KEYS
+from mlxd_controller.cli.configuration.reading import Configuration, load_configuration
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode
 from mlxd_controller.cli.security import Server
@@ -31,6 +33,12 @@ from mlxd_shared.security.net import parse_address
 
 _CLEAR_LINE = "\r\x1b[K"
 REMEMBERED = "remembered"
+SERVED_SECRETS = {
+    "server's private key": "server.tls_key",
+    "workers' token file": "workers.token_file",
+    "workers' private key": "workers.tls_key",
+}
+"""What a server would read, by the keys of its configuration."""
 Engine = Annotated[
     bool, typer.Option(help="Prove the engine here, and switch off what is wrong or slow.")
 ]
@@ -83,6 +91,7 @@ async def _gather(places: StorePlaces, keys_file: Path | None, where: Server) ->
         "token file": where.security.token_file,
         "private key": where.security.tls_key,
         "keys file": keys_file,
+        **secrets_of(load_configuration(os.environ)),
     }
     return Facts(
         configuration=probes.probe_configuration(os.environ),
@@ -99,6 +108,16 @@ async def _gather(places: StorePlaces, keys_file: Path | None, where: Server) ->
             probes.probe_secret(name, path) for name, path in secrets.items() if path is not None
         ),
     )
+
+
+def secrets_of(configuration: Configuration) -> dict[str, Path | None]:
+    """Return the secrets that a server here would read, by the environment or else by the file."""
+    variables = {key.name: key.variable for key in KEYS}
+    named = {
+        name: configuration.variables.get(variables[key]) or configuration.values.get(key)
+        for name, key in SERVED_SECRETS.items()
+    }
+    return {name: Path(str(path)) if path else None for name, path in named.items()}
 
 
 async def _ports(where: Server) -> tuple[Port, ...]:

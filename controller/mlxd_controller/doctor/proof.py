@@ -3,7 +3,8 @@
 Invariants:
 - However that process ends, what it has said counts; what it was at work on when it died is a
   finding of its own.
-- It is gone when this returns or is cancelled.
+- It is gone when this returns or is cancelled, and so are the models that it has written, however
+  it ended: its temporary folder is ours.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import json
 import os
 import signal
 import sys
-from collections import Counter
+import tempfile
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -127,17 +128,19 @@ def _of_errors(lines: Iterable[Line]) -> list[Finding]:
 
 
 def _of_results(results: Sequence[Line]) -> list[Finding]:
-    """Return each problem, and one line for each check about all that went well."""
+    """Return each problem, and for each check one line about all that went well."""
     findings = []
-    fine = Counter(line["check"] for line in results if not line["problem"])
     for check in dict.fromkeys(line["check"] for line in results):
-        for line in results:
-            if line["check"] == check and line["problem"]:
+        own = [line for line in results if line["check"] == check]
+        for line in own:
+            if line["problem"]:
                 off = f"; {line['off']} is switched off" if line["off"] else ""
                 text = f"{line['subject']}: {line['problem']}{off}"
                 findings.append(Finding(check, State.FAULT, text))
-        if fine[check]:
-            findings.append(Finding(check, State.FINE, f"{fine[check]} models"))
+        fine = [line["subject"] for line in own if not line["problem"]]
+        if fine:
+            text = fine[0] if len(own) == 1 else f"{len(fine)} of {len(own)}"
+            findings.append(Finding(check, State.FINE, text))
     return findings
 
 
@@ -154,17 +157,19 @@ def _death(ended: Ended, trying: str) -> str:
 async def _running(command: Sequence[str]) -> AsyncIterator[asyncio.subprocess.Process]:
     """Run a process in a session of its own, which is ended with the body."""
     pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
-        limit=_LINE_BYTES_MAX, env=own_environment(), start_new_session=True,
-    )  # fmt: skip
-    try:
-        yield process
-    finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+    with tempfile.TemporaryDirectory(prefix="mlxd-proof-") as folder:
+        process = await asyncio.create_subprocess_exec(
+            *command, stdin=asyncio.subprocess.DEVNULL, stdout=pipe, stderr=pipe,
+            limit=_LINE_BYTES_MAX, env={**own_environment(), "TMPDIR": folder},
+            start_new_session=True,
+        )  # fmt: skip
+        try:
+            yield process
+        finally:
+            if process.returncode is None:
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                await process.wait()
 
 
 async def _tail(stream: asyncio.StreamReader) -> str:

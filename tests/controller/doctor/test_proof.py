@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,6 +19,8 @@ from mlxd_shared.ops.findings import Proved
 LAST = {"device": "cpu: x", "versions": {"mlx": "1"}, "off": {"lanes": "wrong"}}
 GOOD = {"check": "fast path lanes", "subject": "A", "problem": "", "off": None}
 BAD = {"check": "fast path lanes", "subject": "B", "problem": "off by 1", "off": "lanes"}
+PRODUCT = {**GOOD, "check": "products with packed weights"}
+SPEED = {**GOOD, "check": "speed of lanes"}
 BLAS = {"blas": "openblas", "version": "0.3", "threads": 2, "reason": "first"}
 
 
@@ -41,14 +45,16 @@ async def run(*lines: object, end: str = "", silent_max_s: float = 60.0) -> Ende
 @pytest.mark.asyncio
 async def test_what_a_proof_says_is_told_in_a_line_a_check() -> None:
     """Problems one by one, what went well together; at the end stands what is remembered."""
-    verdict = judge_proof(
-        await run(BLAS, {"trying": "a"}, GOOD, BAD, {**GOOD, "subject": "C"}, LAST)
-    )
+    products = [PRODUCT, {**PRODUCT, "subject": "B"}]
+    families = [GOOD, BAD, {**GOOD, "subject": "C"}]
+    verdict = judge_proof(await run(BLAS, {"trying": "a"}, *products, *families, SPEED, LAST))
 
     assert verdict.findings == (
         Finding("BLAS", State.FINE, "openblas 0.3, 2 threads: first"),
+        Finding("products with packed weights", State.FINE, "2 of 2"),
         Finding("fast path lanes", State.FAULT, "B: off by 1; lanes is switched off"),
-        Finding("fast path lanes", State.FINE, "2 models"),
+        Finding("fast path lanes", State.FINE, "2 of 3"),
+        Finding("speed of lanes", State.FINE, "A"),
         Finding("device", State.FINE, "cpu: x"),
     )
     assert verdict.proved == Proved("cpu: x", {"mlx": "1"}, {FastPath.LANES: "wrong"})
@@ -72,6 +78,21 @@ async def test_a_proof_that_dies_is_a_fault_at_what_it_tried(end: str, said: str
     assert verdict.proved is None
     assert [each.state for each in verdict.findings] == [State.FINE, State.FAULT]
     assert said in verdict.findings[1].text
+
+
+def test_a_proof_that_is_killed_leaves_no_models_behind() -> None:
+    """What it has written is gone, though it could not see to that."""
+    end = (
+        "import json, os, signal, tempfile\n"
+        "folder = tempfile.mkdtemp()\n"
+        "print(json.dumps({'error': folder}), flush=True)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)"
+    )
+    ended = asyncio.run(run(end=end))
+
+    (line,) = ended.lines
+    assert ended.exit_code == -signal.SIGKILL
+    assert not Path(line["error"]).exists()
 
 
 def test_a_backend_that_cannot_be_used_and_a_slow_blas_are_faults() -> None:

@@ -49,7 +49,7 @@ def prove(subject: Subject) -> list[Result]:
 
 def rolled_with(path: FastPath) -> Spoil:
     """Return what makes every token's logits its neighbour's where a path is on."""
-    return lambda logits: mx.roll(logits, 1, axis=-1) if SWITCHES.is_on(path) else logits
+    return lambda logits: mx.roll(logits, 1, -1) if SWITCHES.is_on(path) else logits
 
 
 def test_a_sound_engine_passes(sound: Subject) -> None:
@@ -105,7 +105,7 @@ def test_a_kernel_that_raises(sound: Subject) -> None:
 
 def test_rows_that_feel_their_neighbours(sound: Subject) -> None:
     """No path is to blame, so none goes off for it."""
-    results = prove(plant(sound, lambda logits: mx.roll(logits, len(logits) > 1, axis=-1)))
+    results = prove(plant(sound, lambda logits: mx.roll(logits, len(logits) > 1, -1)))
 
     (company,) = [r for r in results if r.check == "a row is the same in any company"]
     assert company.problem

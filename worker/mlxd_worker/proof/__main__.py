@@ -80,6 +80,7 @@ def _prove(report: Report, backend: Backend, *, quick: bool) -> None:
     blas = backend.blas
     report.say(blas=blas.name, version=blas.version, threads=blas.threads, reason=blas.reason)
     prover = Prover(tell, report.trying)
+    prover.prove_products(backend.kind)
     with tempfile.TemporaryDirectory(prefix="mlxd-proof-") as root:
         for name in [LLAMA] if quick else sorted(REGISTRY.entries):
             subject = make_subject(name, Path(root) / name, backend.kind)

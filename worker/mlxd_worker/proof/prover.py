@@ -1,4 +1,6 @@
-"""The whole proof: each family's paths, then what must hold without those that fail, then times.
+"""The whole proof: products, then each family's paths and what must hold without those that fail.
+
+Times come last.
 
 Invariants:
 - A path that was found wrong or slow is off from then on, in this process too: what is proved
@@ -19,6 +21,7 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.checks import CHECKS, Check
 from mlxd_worker.proof.paths import PATHS, PathProof
+from mlxd_worker.proof.products import compare_products, describe_packing, packings
 from mlxd_worker.proof.streams import run_company
 from mlxd_worker.proof.subjects import Subject
 from mlxd_worker.proof.timing import MakeRun, time_path
@@ -60,6 +63,14 @@ class Prover:
         self._trying = trying
         self._paths = paths
         self._checks = checks
+
+    def prove_products(self, kind: DeviceKind) -> None:
+        """Prove the products with packed weights, which every path takes."""
+        for packing in packings():
+            name = describe_packing(packing)
+            self._trying(f"products with packed weights: {name}")
+            problem = _attempt(partial(compare_products, packing, kind))
+            self._tell(Result("products with packed weights", name, problem or ""))
 
     def prove_family(self, subject: Subject) -> None:
         """Prove paths and checks on one model."""

@@ -1,0 +1,67 @@
+"""Products with packed weights, in every packing that models have, against the same in numbers.
+
+Invariants:
+- The way is the one that models take: `packed_product`, what it works around included.
+- No path is to blame: these have no plain way beside them, so a fault says what not to load.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import mlx.core as mx
+
+from mlxd_models.families.common.packing import MODES, ON_LOAD, Packing
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.models.loader import DTYPES
+from mlxd_worker.proof.judging import TOLERANCES
+from mlxd_worker.proof.subjects import form_on
+
+OUTPUTS: Final = 128
+WIDTH: Final = 512
+"""Of inputs: several groups of every size."""
+ROWS: Final = (1, 2, 8, 40)
+"""A row alone, and as many as MLX has other kernels for."""
+
+
+def packings() -> Iterator[Packing]:
+    """Yield every packing that a checkpoint may have, which those of a load are among."""
+    for mode, facts in MODES.items():
+        for group_size in facts.group_sizes:
+            for bits in facts.bits:
+                yield Packing(group_size, bits, mode)
+
+
+def describe_packing(packing: Packing) -> str:
+    """Return how people call a packing, and what to load with where that is one of ours."""
+    forms = [
+        form.value for form, recipe in ON_LOAD.items() if packing in (recipe.common, recipe.finer)
+    ]
+    loads = f": --weights {', '.join(forms)}" if forms else ""
+    return f"{packing.mode.value}, {packing.bits} bits, groups of {packing.group_size}{loads}"
+
+
+def compare_products(packing: Packing, kind: DeviceKind) -> str | None:
+    """Return how products with a packing's weights disagree with those of its numbers, or None."""
+    form = form_on(kind)
+    allowed = TOLERANCES[form].relative
+    keys = mx.random.split(mx.random.key(73), 2)
+    for inputs in (packing.group_size, WIDTH):
+        weight = mx.random.normal((OUTPUTS, inputs), key=keys[0]).astype(DTYPES[form])
+        layout = {"group_size": packing.group_size, "bits": packing.bits}
+        mode = packing.mode.value
+        words, scales, *offsets = mx.quantize(weight, **layout, mode=mode)
+        offset = offsets[0] if offsets else None
+        numbers = mx.dequantize(words, scales, offset, **layout, mode=mode).astype(mx.float32)
+        for count in ROWS:
+            rows = mx.random.normal((count, inputs), key=keys[1]).astype(DTYPES[form])
+            expected = rows.astype(mx.float32) @ numbers.T
+            ours = packed_product(rows, words, scales, offset, transpose=True, **layout, mode=mode)
+            worst = mx.max(mx.abs(ours - expected)) / mx.max(mx.abs(expected))
+            # What is no number disagrees.
+            if not worst.item() <= allowed:
+                size = f"{count} rows of {inputs} inputs"
+                return f"{size} are off by up to {worst.item():.2g}, at most {allowed:g} may"
+    return None
