@@ -115,7 +115,7 @@ class PrefixDisk:
         return self.tier.read(
             (*needed[:count], *states),
             nbytes=chosen.nbytes,
-            patience_s=patience_s(rates, chosen.tokens - start),
+            patience_s=patience_s(rates, chosen, start=start),
         )
 
     def note_use(self, key: Key, match: Match[Kind, Snapshot], used: int) -> None:
