@@ -59,7 +59,7 @@ def make_disk(
     check: called for each block that is read, on the reading thread. clock: the tier's.
     """
     shapes = shapes_of(caches)
-    form = Form(digest, "F32", 512, "cpu", describe_layers(caches.layers), BLOCK_TOKENS)
+    form = Form(digest, "F32", 512, "cpu", "mlx", describe_layers(caches.layers), BLOCK_TOKENS)
 
     def check_both(block: Block) -> None:
         if check is not None:

@@ -125,6 +125,20 @@ def test_what_a_load_fixes_tells_forms_apart(model: Path, tmp_path: Path) -> Non
     assert len(list(folder.path.iterdir())) == 3
 
 
+def test_another_mlx_finds_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update of the library may round in another way."""
+    folder = DiskFolder(tmp_path / "blocks", 1 << 30)
+    with hosting(folder) as host:
+        load(host, model)
+        ask(host)
+        host.unload(ModelUnloaded("tiny"))
+        monkeypatch.setattr(mx, "__version__", "999")
+        load(host, model)
+        assert ask(host)[1] == 0
+
+
 def test_without_a_folder_nothing_is_kept(model: Path) -> None:
     """No folder, no threads."""
     with hosting(None) as host:
