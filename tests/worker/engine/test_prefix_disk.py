@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -36,10 +37,10 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return MEMORIES["standard"](tmp_path_factory.mktemp("standard"))
 
 
-def cold_ids(model: Path, prompt: tuple[int, ...], **options: object) -> list[int]:
+@cache
+def cold_ids(model: Path, prompt: tuple[int, ...]) -> list[int]:
     """Return what an engine without any memory answers."""
-    cold = tiny_engine(model, keeps_spares=False, **options)  # type: ignore[arg-type]
-    return cold.alone(prompt).ids
+    return tiny_engine(model, keeps_spares=False).alone(prompt).ids
 
 
 def ask(tiny: TinyEngine, prompt: tuple[int, ...]) -> tuple[list[int], int]:
