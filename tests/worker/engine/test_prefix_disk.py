@@ -219,6 +219,19 @@ def held(standard: Path, tmp_path: Path) -> Held:
     return Held()
 
 
+def test_the_log_tells_what_came_from_disk(standard: Path, tmp_path: Path) -> None:
+    """Of what a prompt did not evaluate: all of it after a restart, nothing once memory has it."""
+    with engine_with_disk(standard, tmp_path / "blocks", save=True) as first:
+        ask(first, PROMPT)
+
+    with engine_with_disk(standard, tmp_path / "blocks") as second, capture_logs() as logs:
+        ask(second, FURTHER)
+        ask(second, FURTHER)
+
+    hits = [(log["cached"], log["from_disk"]) for log in logs if log["event"] == "prefix hit"]
+    assert hits == [(WHOLE, WHOLE), (len(FURTHER) - 1, 0)]
+
+
 def test_other_rows_go_on_while_one_waits(standard: Path, tmp_path: Path, held: Held) -> None:
     """A row that waits for the disk holds up neither decoding nor another row's prompt."""
     options = {"check": held}
