@@ -16,8 +16,8 @@ from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
 from mlxd_worker.cache.disk.tier import IN_FLIGHT_NBYTES, BlockTier
 from mlxd_worker.cache.rows import RowCaches
+from tests.bench.models import Shape
 from tests.support.engines import TinyEngine, tiny_engine
-from tests.support.random_model import Shape
 from tests.support.remembering import AMPLE
 
 BLOCK_TOKENS = 16

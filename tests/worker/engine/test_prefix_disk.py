@@ -6,6 +6,7 @@ import itertools
 import threading
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -98,7 +99,7 @@ def test_only_what_layers_hold_is_written(memory: tuple[str, Path], tmp_path: Pa
 @pytest.mark.parametrize("kv", [KVFormat.Q8, KVFormat.Q4])
 def test_few_bits_come_back_as_they_were(tmp_path: Path, kv: KVFormat) -> None:
     """The demo model's quantised keys and values, bit for bit: the same tokens as from memory."""
-    options = {"context_length": 512, "kv": kv}
+    options: dict[str, Any] = {"context_length": 512, "kv": kv}
     with engine_with_disk(DEMO, tmp_path / "blocks", save=True, **options) as first:
         ask(first, PROMPT)
         from_memory, cached = ask(first, (*PROMPT[: WHOLE + 1],))

@@ -118,9 +118,10 @@ def test_a_model_that_goes_while_a_row_waits(model: Path, blocks: Path) -> None:
         tiny.engine.step()
         assert gate.reached.wait(WAIT_S)
 
+        gate.open.set()
+        disk_of(tiny).close(timeout_s=WAIT_S)
         tiny.prefix.clear()
         tiny.engine.release_all(ModelUnloaded("tiny"))
-        gate.open.set()
 
         assert sink.outcome == str(ModelUnloaded("tiny"))
         assert (tiny.caches.rows, tiny.prefix.waiting) == ((), set())
