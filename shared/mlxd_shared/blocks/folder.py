@@ -207,7 +207,7 @@ def _lock(folder_fd: int) -> int | None:
 def _remove_old(root: Path) -> None:
     """Remove the folders of other versions of the layout, unless somebody has them."""
     folders: list[Path] = []
-    with contextlib.suppress(OSError):  # a folder that can be written need not be readable
+    with contextlib.suppress(OSError):  # what cannot be listed is no matter
         folders += root.iterdir()
     for folder in folders:
         match = _FORM_FOLDER.fullmatch(folder.name)

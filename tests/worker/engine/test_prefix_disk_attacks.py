@@ -53,6 +53,12 @@ def model(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFacto
 
 
 @pytest.fixture(scope="module")
+def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny model that remembers every position."""
+    return MEMORIES["standard"](tmp_path_factory.mktemp("standard"))
+
+
+@pytest.fixture(scope="module")
 def written(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder that has both prompts of the model; tests work on copies."""
     folder = tmp_path_factory.mktemp("written") / "blocks"
@@ -168,6 +174,37 @@ def test_a_disk_that_takes_nothing(
         assert ask(tiny, OTHER)[0] == cold_ids(model, OTHER)
     assert [log["event"] for log in logs if log["log_level"] == "warning"] == [line]
     assert [path.name for path in (tmp_path / "blocks").glob("v*/*")] == ["lock"]
+
+
+def test_nothing_is_cut_for_a_disk_that_failed(
+    standard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks that wait for their turn cost the engine's thread nothing any more."""
+    go_on, options = threading.Event(), {"in_flight_nbytes": 1}
+
+    def refuse(descriptor: int, piece: memoryview) -> int:
+        assert go_on.wait(WAIT_S)
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), descriptor, len(piece))
+
+    monkeypatch.setattr(os, "write", refuse)
+    with (
+        capture_logs(),
+        engine_with_disk(standard, tmp_path / "blocks", disk_options=options) as tiny,
+    ):
+        ask(tiny, PROMPT)
+        _, sink = tiny.submit(PROMPT)
+        while not sink.ended:
+            tiny.engine.step()
+        disk = disk_of(tiny)
+        assert disk.pending, "one is being written, the others wait"
+        go_on.set()
+        assert disk.tier.flush(timeout_s=WAIT_S)
+        handed_over: list[Block] = []
+        monkeypatch.setattr(disk.tier, "write", handed_over.append)
+
+        ask(tiny, OTHER)
+
+        assert handed_over == []
 
 
 def test_a_bound_that_is_reached_while_a_row_reads(model: Path, blocks: Path) -> None:

@@ -132,6 +132,8 @@ class PrefixDisk:
 
         idle: nothing else is to be done: wait for room, not for long.
         """
+        if not self.tier.writes:
+            self._wanted.clear()
         while self._wanted and self.tier.has_room():
             block_id = next(iter(self._wanted))
             block = self._cut(block_id, self._wanted.pop(block_id))
