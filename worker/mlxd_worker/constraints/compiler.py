@@ -84,12 +84,26 @@ class Constraints:
         return self._vocabulary is not None
 
     def find_kept(self, wanted: Wanted) -> Constraint | None:
-        """Return a format that is compiled already."""
+        """Return a format that is compiled already; none that its rows have filled up."""
         with self._lock:
             constraint = self._kept.get(wanted)
-            if constraint is not None:
-                self._kept.move_to_end(wanted)
+            if constraint is None:
+                return None
+            if constraint.turns.full:
+                del self._kept[wanted]
+                self._kept_chars -= _chars(wanted)
+                return None
+            self._kept.move_to_end(wanted)
             return constraint
+
+    def rest(self) -> None:
+        """Keep no format any more; rows that have one keep theirs.
+
+        What a format's rows have met stays with it: up to 30 MB, which no account has.
+        """
+        with self._lock:
+            self._kept.clear()
+            self._kept_chars = 0
 
     def compile(self, wanted: Wanted, trials: Pool | None = None) -> Constraint:
         """Compile a format and keep it; takes milliseconds, or seconds for a monstrous one.
