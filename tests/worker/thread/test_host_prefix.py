@@ -103,6 +103,16 @@ def test_what_is_kept_has_an_account(hosted: Hosted) -> None:
     assert abs(figures.unaccounted_nbytes - others_nbytes) <= 64 << 10
 
 
+def test_a_rest_leaves_mlxs_pool_empty(hosted: Hosted) -> None:
+    """What was freed is kept for the next stream, and goes when none comes."""
+    hosted.load()
+    mx.eval(mx.zeros(POOLED // 4))
+    assert mx.get_cache_memory() >= POOLED
+
+    hosted.host.rest()
+    assert mx.get_cache_memory() == 0
+
+
 def test_a_rest_leaves_no_format_compiled(hosted: Hosted) -> None:
     """What a format's rows have met is in no account, and grows with each of them."""
     constraints = hosted.load().constraints
