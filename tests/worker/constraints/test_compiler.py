@@ -15,7 +15,6 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_shared.wire.status import to_status
-from mlxd_worker.constraints import vocabulary
 from mlxd_worker.constraints.compiler import TRIAL, Constraints, _source_of, try_out
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.masks.limits import reason
@@ -94,12 +93,11 @@ def test_a_rest_leaves_no_format_kept() -> None:
     assert constraints.compile(choice("first")) is not former
 
 
-def test_a_format_that_its_rows_have_filled_up_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_format_that_its_rows_have_filled_up_is_not_kept() -> None:
     """Rows share what they have met, which is bounded: beyond it each would be refused for ever."""
     limits = LLParserLimits(max_lexer_states=200)
-    monkeypatch.setattr(vocabulary, "limits_of", lambda _: limits)
     tokenizer = demo_tokenizer()
-    constraints = Constraints(tokenizer, tokenizer.vocab_size)
+    constraints = Constraints(tokenizer, tokenizer.vocab_size, limits=lambda _: limits)
     wanted = ResponseFormat(FormatKind.REGEX, "(a|b)*a(a|b){400}")
     kept = constraints.compile(wanted)
     assert constraints.find_kept(wanted) is kept

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from llguidance import LLParserLimits
+
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
@@ -34,7 +36,7 @@ from mlxd_worker.constraints.vocabulary import (
 )
 from mlxd_worker.engine.masks.calls import CallConstraint, Marks
 from mlxd_worker.engine.masks.constraint import Constraint
-from mlxd_worker.engine.masks.limits import HEADER, REASON_CHARS_MAX, reason
+from mlxd_worker.engine.masks.limits import HEADER, REASON_CHARS_MAX, limits_of, reason
 from mlxd_worker.killable.pool import Pool
 from mlxd_worker.killable.questions import Closed, Died, Late
 from mlxd_worker.text.spelling import UnknownDecoder
@@ -58,11 +60,17 @@ class Constraints:
     """The compiled formats of one model. Any thread."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, controls: Mapping[str, int] = NO_CONTROLS
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        controls: Mapping[str, int] = NO_CONTROLS,
+        *,
+        limits: Callable[[str], LLParserLimits] = limits_of,
     ) -> None:
         """Tell the library of the vocabulary, which holds the interpreter for up to a second.
 
         controls: the ids of the spellings that steer a chat.
+        limits: what the library may spend on a constraint in its notation; not on one of calls.
         """
         self._lock = threading.Lock()
         self._kept: OrderedDict[Wanted, Constraint] = OrderedDict()
@@ -74,7 +82,7 @@ class Constraints:
         self._problem = ""
         try:
             self._tokens = token_bytes(tokenizer, vocab_size)
-            self._vocabulary = Vocabulary(self._tokens)
+            self._vocabulary = Vocabulary(self._tokens, limits)
         except UnknownDecoder as error:
             self._problem = f"not with this model: {error}"
 
