@@ -28,8 +28,8 @@ BODIES: dict[str, dict[str, Any]] = {
 
 def chats(fake: FakeServer) -> list[list[tuple[str, str]]]:
     """Return the role and the text of each message of each chat that came."""
-    asked = [each for each in fake.requests if isinstance(each, inference_pb2.GenerateRequest)]
-    return [[(one.role, one.content) for one in each.chat.messages] for each in asked]
+    requests = [each for each in fake.requests if isinstance(each, inference_pb2.GenerateRequest)]
+    return [[(one.role, one.content) for one in each.chat.messages] for each in requests]
 
 
 @pytest.mark.asyncio
