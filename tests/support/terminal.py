@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import pty
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,6 +15,8 @@ from tests.support.cli import COMMAND, LIMIT_S, clean_environment
 CTRL_C, CTRL_D = "\x03", "\x04"
 AGAIN_S = 2.0
 """After how long somebody presses a key again that seems to have done nothing."""
+SIGNALLED = 128
+"""What shells add to the number of the signal that a command ended by."""
 _LEAD = (
     "import fcntl, os, sys, termios\n"
     "fcntl.ioctl(0, termios.TIOCSCTTY, 0)\n"  # so that Ctrl-C is a signal to it
@@ -54,14 +57,19 @@ class Terminal:
         """Press `keys` until the command ends; return its exit code.
 
         At a prompt, a Ctrl-C that comes between readline's last look at the signals and its wait
-        for a key is acted on with the next key only: whoever sits there presses again.
+        for a key is acted on with the next key only: whoever sits there presses again. Such a
+        second one may meet an interpreter that has done all and lets go of its signals: it ends by
+        the signal then, for which shells say 130 too.
         """
         ended = asyncio.ensure_future(self.process.wait())
+        presses = 0
         async with asyncio.timeout(LIMIT_S):
             while not ended.done():
                 self.type(keys)
+                presses += 1
                 await asyncio.wait([ended], timeout=AGAIN_S)
-        return ended.result()
+        is_late = presses > 1 and ended.result() == -signal.SIGINT
+        return SIGNALLED + signal.SIGINT if is_late else ended.result()
 
     def _read(self) -> None:
         try:
