@@ -24,7 +24,7 @@ from mlxd_worker.proof.paths import PATHS, PathProof
 from mlxd_worker.proof.products import compare_products, describe_packing, packings
 from mlxd_worker.proof.streams import run_company
 from mlxd_worker.proof.subjects import Subject
-from mlxd_worker.proof.timing import MakeRun, time_path
+from mlxd_worker.proof.timing import MakeRun, Run, time_path
 from mlxd_worker.proof.walks import step_through
 
 PROBLEM_CHARS_MAX: Final = 300
@@ -97,10 +97,10 @@ class Prover:
         *,
         time: Callable[[FastPath, MakeRun], str | None] = time_path,
     ) -> None:
-        """Time each path that is on against doing without it."""
+        """Time each path that is on against doing without it; say of each run that it begins."""
         for proof in self._paths_on(subject.kind):
-            self._trying(f"the speed of {proof.path}")
-            problem = _attempt(partial(time, proof.path, make))
+            told = _announce(make, partial(self._trying, f"the speed of {proof.path}"))
+            problem = _attempt(partial(time, proof.path, told))
             self._judge(f"speed of {proof.path}", subject, proof.path, problem)
 
     def _paths_on(self, kind: DeviceKind) -> list[PathProof]:
@@ -134,6 +134,22 @@ def _run(subject: Subject) -> None:
     """Do what is compared; raises whatever a path raises."""
     step_through(subject)
     run_company(subject)
+
+
+def _announce(make: MakeRun, say: Callable[[], None]) -> MakeRun:
+    """Return what makes the same runs, each of which says that it begins, as its making does."""
+
+    def make_told() -> Run:
+        say()
+        run = make()
+
+        def run_told() -> None:
+            say()
+            run()
+
+        return run_told
+
+    return make_told
 
 
 def _attempt(prove: Callable[[], str | None]) -> str | None:
