@@ -7,7 +7,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Final, cast
 
 import mlx.core as mx
@@ -43,8 +43,13 @@ def describe_packing(packing: Packing) -> str:
     return f"{packing.mode.value}, {packing.bits} bits, groups of {packing.group_size}{loads}"
 
 
-def compare_products(packing: Packing, kind: DeviceKind) -> str | None:
-    """Return how products with a packing's weights disagree with those of its numbers, or None."""
+def compare_products(
+    packing: Packing, kind: DeviceKind, multiply: Callable[..., mx.array] = packed_product
+) -> str | None:
+    """Return how products with a packing's weights disagree with those of its numbers, or None.
+
+    multiply: called as `packed_product` is.
+    """
     form = form_on(kind)
     allowed = TOLERANCES[form].relative
     weight_key, rows_key = mx.random.split(mx.random.key(73), 2)
@@ -57,7 +62,7 @@ def compare_products(packing: Packing, kind: DeviceKind) -> str | None:
         for count in ROWS:
             rows = mx.random.normal((count, inputs), key=rows_key).astype(DTYPES[form])
             expected = rows.astype(mx.float32) @ numbers.T
-            ours = packed_product(
+            ours = multiply(
                 rows, words, scales, offset,
                 transpose=True, group_size=size, bits=bits, mode=mode,
             )  # fmt: skip

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from mlxd_models.families.common.packing import Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
@@ -64,12 +65,17 @@ class Prover:
         self._paths = paths
         self._checks = checks
 
-    def prove_products(self, kind: DeviceKind) -> None:
+    def prove_products(
+        self,
+        kind: DeviceKind,
+        *,
+        compare: Callable[[Packing, DeviceKind], str | None] = compare_products,
+    ) -> None:
         """Prove the products with packed weights, which every path takes."""
         for packing in packings():
             name = describe_packing(packing)
             self._trying(f"products with packed weights: {name}")
-            problem = _attempt(partial(compare_products, packing, kind))
+            problem = _attempt(partial(compare, packing, kind))
             self._tell(Result("products with packed weights", name, problem or ""))
 
     def prove_family(self, subject: Subject) -> None:
@@ -99,8 +105,8 @@ class Prover:
     ) -> None:
         """Time each path that is on against doing without it; say of each run that it begins."""
         for proof in self._paths_on(subject.kind):
-            told = _announce(make, partial(self._trying, f"the speed of {proof.path}"))
-            problem = _attempt(partial(time, proof.path, told))
+            runs = _announce(make, partial(self._trying, f"the speed of {proof.path}"))
+            problem = _attempt(partial(time, proof.path, runs))
             self._judge(f"speed of {proof.path}", subject, proof.path, problem)
 
     def _paths_on(self, kind: DeviceKind) -> list[PathProof]:
@@ -139,17 +145,17 @@ def _run(subject: Subject) -> None:
 def _announce(make: MakeRun, say: Callable[[], None]) -> MakeRun:
     """Return what makes the same runs, each of which says that it begins, as its making does."""
 
-    def make_told() -> Run:
+    def make_runs() -> Run:
         say()
         run = make()
 
-        def run_told() -> None:
+        def run_aloud() -> None:
             say()
             run()
 
-        return run_told
+        return run_aloud
 
-    return make_told
+    return make_runs
 
 
 def _attempt(prove: Callable[[], str | None]) -> str | None:
