@@ -17,7 +17,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mlxd import Client, Delta, Finished, MlxdError, SamplingOptions, Status
-from mlxd_controller.cli.commands.serve import LISTENING
+from mlxd_controller.cli.commands.serving.serve import LISTENING
 from mlxd_shared.domain.units import format_bytes
 
 PROMPT = "Once upon a time"

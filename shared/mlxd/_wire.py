@@ -22,11 +22,13 @@ from mlxd_shared.domain.requests import (
     UINT32,
     UINT64,
     LoadSpec,
+    Pooling,
     Reranking,
     SamplingOptions,
     ScoredText,
     check_range,
 )
+from mlxd_shared.wire.convert_embed import POOLING_TO_PB
 from mlxd_shared.wire.convert_format import format_texts, format_to_pb
 from mlxd_shared.wire.records import duration_to_pb, write
 
@@ -106,6 +108,15 @@ class ScoreOptions(TypedDict, total=False):
     parse_special_tokens: bool | None
     reranking: Reranking | None
     """What is asked of each text, a document then."""
+
+
+class EmbedOptions(TypedDict, total=False):
+    """What may be said of embeddings, see `Client.embeddings`; None is as good as absent."""
+
+    model: str
+    dimensions: int | None
+    pooling: Pooling | None
+    normalize: bool | None
 
 
 def generate_to_pb(
@@ -223,6 +234,28 @@ def score_to_pb(
         texts=[write(each, score_pb2.ScoredText) for each in texts],
         parse_special_tokens=parse_special_tokens,
         reranking=None if reranking is None else write(reranking, score_pb2.Reranking),
+    )
+
+
+def embed_to_pb(
+    texts: Sequence[str],
+    *,
+    model: str = "",
+    dimensions: int | None = None,
+    pooling: Pooling | None = None,
+    normalize: bool | None = None,
+) -> inference_pb2.EmbedRequest:
+    """Return the request; what is None stays absent.
+
+    Raises:
+        InvalidRequest: half a character in a text, or dimensions that no field of 32 bits has.
+    """
+    return inference_pb2.EmbedRequest(
+        model=text_to_pb("model", model),
+        texts=[text_to_pb("texts", text) for text in texts],
+        dimensions=whole_to_pb("dimensions", dimensions),
+        pooling=POOLING_TO_PB[pooling],
+        normalize=normalize,
     )
 
 

@@ -45,10 +45,9 @@ from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
-from mlxd_shared.domain.requests import LoadSpec, Pooling, Score, ScoredText
+from mlxd_shared.domain.requests import LoadSpec, Score, ScoredText
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
-from mlxd_shared.wire.convert_embed import POOLING_TO_PB
 from mlxd_shared.wire.records import read
 from mlxd_shared.wire.status import from_call
 
@@ -208,32 +207,18 @@ class Client:
         self,
         texts: Sequence[str],
         *,
-        model: str = "",
-        dimensions: int | None = None,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[_wire.EmbedOptions],
     ) -> tuple[tuple[float, ...], ...]:
         """Return a vector for each of `texts`; the arguments are those of `embeddings`."""
-        made = await self.embeddings(
-            texts,
-            model=model,
-            dimensions=dimensions,
-            pooling=pooling,
-            normalize=normalize,
-            timeout_s=timeout_s,
-        )
-        return made.vectors
+        return (await self.embeddings(texts, timeout_s=timeout_s, **options)).vectors
 
     async def embeddings(
         self,
         texts: Sequence[str],
         *,
-        model: str = "",
-        dimensions: int | None = None,
-        pooling: Pooling | None = None,
-        normalize: bool | None = None,
         timeout_s: float | None = None,
+        **options: Unpack[_wire.EmbedOptions],
     ) -> Embeddings:
         """Return a vector for each of `texts`, with what they cost; the model is loaded if need be.
 
@@ -242,13 +227,7 @@ class Client:
         Raises:
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
         """
-        request = inference_pb2.EmbedRequest(
-            model=text_to_pb("model", model),
-            texts=[text_to_pb("texts", text) for text in texts],
-            dimensions=_wire.whole_to_pb("dimensions", dimensions),
-            pooling=POOLING_TO_PB[pooling],
-            normalize=normalize,
-        )
+        request = _wire.embed_to_pb(texts, **options)
         pb = await _answer(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
         vectors = tuple(tuple(vector.values) for vector in pb.embeddings)
         return Embeddings(vectors, pb.prompt_tokens, pb.model_digest)

@@ -277,6 +277,7 @@ STEADY_S = 60.0  # a worker that lived so long was no failure
 MEMORY_RESERVE_FRACTION = 0.10  # of a device, kept free beside what others hold
 HARD_MARK_FRACTION = 0.05  # of the budget, above the soft mark: half of that reserve is gone
 KEPT_HEAP_NBYTES = 32 * MIB  # a worker's heap keeps so much at its end, for the next step
+WORKER_HEAPS_MAX = 2  # the main thread's, which a trim gives back whole, and the others'
 OWN_MAPPING_NBYTES = 8 * MIB  # a worker's arrays from this size on go back once they are freed
 SHRINK_TIMEOUT_S = 10.0  # for a worker's answer: a step in flight, a copy of what is kept
 SHRINK_PAUSE_S = 30.0  # before a worker that gave what it could is asked again

@@ -32,7 +32,8 @@ from tests.support.spoken import answer_with_text
 Said = inference_pb2.GenerateResponse | MlxdError
 SECRET = "a-token-of-sixteen-letters"
 CHAT = {"model": "demo", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-CHATS = ("/v1/chat/completions", "/v1/messages", "/api/chat")
+CHATS = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/chat")
+RERANKS = ("/v1/rerank", "/v2/rerank")
 TRACE = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 WRONG = {"X-Request-Id": "a b", "traceparent": "x"}
 ERRORS = [
@@ -47,9 +48,13 @@ ERRORS = [
 
 
 def body_for(path: str) -> dict[str, Any]:
-    """Return a chat as the API at `path` takes it."""
+    """Return a chat, or documents to rank, as the API at `path` takes them."""
     if path == "/api/chat":
         return {"model": "demo", "messages": CHAT["messages"], "stream": False}
+    if path == "/v1/responses":
+        return {"model": "demo", "input": CHAT["messages"]}
+    if path in RERANKS:
+        return {"model": "demo", "query": "a", "documents": ["b"]}
     return dict(CHAT)
 
 
@@ -77,6 +82,8 @@ async def test_errors_have_the_apis_own_shape(path: str) -> None:
             assert ("retry-after" in answer.headers) == (status in (429, 503))
             if path == "/v1/chat/completions":
                 assert answer.json()["error"]["param"] == field
+            if path == "/v1/responses" and field is not None:
+                assert answer.json()["error"]["param"] == field.replace("messages", "input")
 
 
 @pytest.mark.asyncio
@@ -98,7 +105,7 @@ async def test_ids_and_traces() -> None:
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize("path", [*CHATS, "/v1/models", "/nothing"])
+@pytest.mark.parametrize("path", [*CHATS, *RERANKS, "/v1/responses/a", "/v1/models", "/nothing"])
 async def test_without_the_token_nothing_is_reached(path: str) -> None:
     """401 in the API's shape, for a path that there is not too; health alone is open."""
     async with (
@@ -121,9 +128,12 @@ async def test_pages_of_named_origins_alone() -> None:
         gateway_over(fake.address, origins=("https://chat.example",)) as web,
     ):
         for origin, allowed in (("https://chat.example", True), ("https://else.example", False)):
-            headers = {"Origin": origin, "Access-Control-Request-Method": "POST"}
-            answer = await web.http.options(CHATS[0], headers=headers)
-            assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
+            asks = [("POST", path) for path in (*CHATS, *RERANKS)]
+            for method, path in (*asks, ("DELETE", "/v1/responses/a")):
+                headers = {"Origin": origin, "Access-Control-Request-Method": method}
+                answer = await web.http.options(path, headers=headers)
+                assert (answer.status_code == 200) is allowed
+                assert (answer.headers.get("access-control-allow-origin") == origin) is allowed
 
 
 @pytest.mark.asyncio
@@ -203,6 +213,8 @@ async def test_bounds_of_a_body() -> None:
         with_length = await web.post(CHATS[0], body)
         without = await web.http.post(CHATS[0], content=pieces())
         assert (with_length.status_code, without.status_code) == (413, 413)
+        for path in ("/v1/responses", *RERANKS):
+            assert (await web.post(path, body)).status_code == 413
         assert fake.requests == []
 
 
@@ -243,6 +255,7 @@ async def test_an_error_in_the_middle_is_an_event_of_its_api() -> None:
     broken: list[Said] = [*answer_with_text()[:1], InternalError("e-2")]
     ends = {
         "/v1/chat/completions": 'data: {"error":',
+        "/v1/responses": 'event: response.failed\ndata: {"type":"response.failed"',
         "/v1/messages": 'event: error\ndata: {"type":"error"',
         "/api/chat": '{"error":',
     }

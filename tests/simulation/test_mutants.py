@@ -21,5 +21,5 @@ def test_a_sown_fault_is_found(mutant: Mutant, tmp_path: Path) -> None:
 
 def test_the_real_core_is_told_from_its_mutants(tmp_path: Path) -> None:
     """The copy without a fault lives: what finds the others is no fault of the copying."""
-    same = Mutant("none", "turn.py", "retry_s=None,", "retry_s=None,")
+    same = Mutant("none", "turn.py", "retry_s=None", "retry_s=None")
     assert describe_finding(same, tmp_path, seeds=5) is None

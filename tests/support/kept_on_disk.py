@@ -16,8 +16,8 @@ from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
 from mlxd_worker.cache.disk.tier import IN_FLIGHT_NBYTES, BlockTier
 from mlxd_worker.cache.rows import RowCaches
+from tests.bench.models import Shape
 from tests.support.engines import TinyEngine, tiny_engine
-from tests.support.random_model import Shape
 from tests.support.remembering import AMPLE
 
 BLOCK_TOKENS = 16
@@ -59,7 +59,7 @@ def make_disk(
     check: called for each block that is read, on the reading thread. clock: the tier's.
     """
     shapes = shapes_of(caches)
-    form = Form(digest, "F32", 512, "cpu", describe_layers(caches.layers), BLOCK_TOKENS)
+    form = Form(digest, "F32", 512, "cpu", "mlx", describe_layers(caches.layers), BLOCK_TOKENS)
 
     def check_both(block: Block) -> None:
         if check is not None:

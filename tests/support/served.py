@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from mlxd_controller.cli.commands.serve import LISTENING
+from mlxd_controller.cli.commands.serving.serve import LISTENING
 from tests.support.cli import LIMIT_S, start
 
 

@@ -30,7 +30,7 @@ from mlxd import (
     Weights,
 )
 from mlxd.messages import ModelState
-from mlxd_controller.cli.commands.serve import LISTENING
+from mlxd_controller.cli.commands.serving.serve import LISTENING
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment, mlxd
 from tests.support.tiny_model import write_tiny_model

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from mlxd import Client
-from tests.support.chat_template import write_template
+from tests.support.chat_template import TEMPLATE, write_template
 from tests.support.cli import mlxd
 from tests.support.gateways import Web, serve_web
 from tests.support.served import Served
@@ -32,10 +32,14 @@ TOOL: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "stric
 
 @pytest.fixture(name="models", scope="module")
 def write_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Options for the built-in model, as it is and with a chat's template."""
+    """Options for the built-in model, as it is and with a template of one that calls at once.
+
+    With thoughts before the call the model would think for ever.
+    """
     folder = tmp_path_factory.mktemp("models") / "chatty"
     shutil.copytree(DEMO, folder)
-    return ("--model", f"demo={DEMO}", "--model", f"chatty={write_template(folder)}")
+    write_template(folder, TEMPLATE.replace("<think> and ", ""))
+    return ("--model", f"demo={DEMO}", "--model", f"chatty={folder}")
 
 
 def sdk(web: Web, key: str = "none") -> openai.AsyncOpenAI:

@@ -26,7 +26,10 @@ from tests.support.gateways import Web, serve_web
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 TOKENS = 8
-PATHS = ("/v1/completions", "/v1/messages", "/api/generate")
+PATHS = (
+    "/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages", "/api/generate",
+    "/v1/rerank", "/v2/rerank",
+)  # fmt: skip
 
 
 @pytest.fixture(name="models", scope="module")
@@ -64,9 +67,13 @@ class Issued:
 
 def body_for(path: str, model: str = "demo") -> dict[str, Any]:
     """Return a request of some tokens."""
-    if path == "/v1/messages":
+    if path in ("/v1/messages", "/v1/chat/completions"):
         chat = [{"role": "user", "content": "Once"}]
         return {"model": model, "messages": chat, "max_tokens": TOKENS}
+    if path == "/v1/responses":
+        return {"model": model, "input": "Once", "max_output_tokens": TOKENS}
+    if path.endswith("/rerank"):
+        return {"model": model, "query": "Once", "documents": ["upon"]}
     if path == "/api/generate":
         return {"model": model, "prompt": "Once", "stream": False, "options": {"num_predict": 8}}
     return {"model": model, "prompt": "Once", "max_tokens": TOKENS}
@@ -183,24 +190,67 @@ async def test_what_breaks_off_is_charged(tmp_path: Path, models: tuple[str, ...
 
 
 @pytest.mark.asyncio
+async def test_a_response_is_charged_as_a_chat(tmp_path: Path, models: tuple[str, ...]) -> None:
+    """With all that it goes on from, and though its client leaves in the middle."""
+    issued = Issued(tmp_path)
+    secret = await issued.add("writer", "--scope", "infer", "--scope", "observe")
+    headers = {"Authorization": f"Bearer {secret}"}
+    async with (
+        serve_web(*models, "--keys-file", str(issued.keys_file)) as web,
+        issued.client(web, "writer") as writer,
+    ):
+
+        async def total_of(what: str) -> float:
+            return (await points(writer, f"mlxd_key_{what}_tokens_total"))["writer",]
+
+        async def ask(**fields: Any) -> Any:
+            body = {**body_for("/v1/responses", "other"), "temperature": 0, **fields}
+            answer = await web.post("/v1/responses", body, headers=headers)
+            assert answer.status_code == 200, answer.text
+            return answer.json()
+
+        first = await ask()
+        second = await ask(previous_response_id=first["id"])
+        read = sum(each["usage"]["input_tokens"] for each in (first, second))
+        assert second["usage"]["input_tokens"] > first["usage"]["input_tokens"]
+        assert await total_of("prompt") == read
+        made = sum(each["usage"]["output_tokens"] for each in (first, second))
+        assert await total_of("generation") == made
+
+        endless = {**body_for("/v1/responses", "other"), "max_output_tokens": 400, "stream": True}
+        async with web.http.stream("POST", "/v1/responses", json=endless, headers=headers) as left:
+            async for line in left.aiter_lines():
+                if ".delta" in line:
+                    break
+        async with writer.watch_status(interval_s=0.1) as statuses:
+            async for _ in statuses:
+                if await points(writer, "mlxd_key_streams") == {("writer",): 0.0}:
+                    break
+        assert await total_of("prompt") == read + first["usage"]["input_tokens"]
+        assert made < await total_of("generation") < made + 400
+
+
+@pytest.mark.asyncio
 async def test_over_http(tmp_path: Path, models: tuple[str, ...]) -> None:
     """Each API has its own way to send a key and to be refused; health needs none."""
     issued = Issued(tmp_path)
-    secret = await issued.add("writer", "--model", "demo", "--tokens-per-minute", "1")
+    secret = await issued.add("writer", "--model", "other", "--tokens-per-minute", "1")
+    confined = {"x-api-key": await issued.add("confined", "--model", "demo")}
     async with serve_web(*models, "--keys-file", str(issued.keys_file)) as web:
         assert (await web.http.get("/health")).status_code == 200
         bearer, own = {"Authorization": f"Bearer {secret}"}, {"x-api-key": secret}
         for path in PATHS:
             for headers in ({}, {"Authorization": "Bearer other"}, {"x-api-key": "a b"}):
                 assert (await web.post(path, body_for(path), headers=headers)).status_code == 401
-            refused = await web.post(path, body_for(path, "other"), headers=bearer)
+            refused = await web.post(path, body_for(path, "other"), headers=confined)
             assert refused.status_code == 403
             assert "the model 'other'" in json.dumps(refused.json())
         assert (await web.http.get("/v1/models", headers=own)).status_code == 200
 
-        assert (await web.post(PATHS[0], body_for(PATHS[0]), headers=own)).status_code == 200
+        good = await web.post(PATHS[0], body_for(PATHS[0], "other"), headers=own)
+        assert good.status_code == 200
         for path in PATHS:
-            late = await web.post(path, body_for(path), headers=bearer)
+            late = await web.post(path, body_for(path, "other"), headers=bearer)
             assert late.status_code == 429
             assert int(late.headers["retry-after"]) > 60
 

@@ -9,4 +9,4 @@ def test_the_table_is_made_from_the_code() -> None:
     """`python tools/http_table.py` would change nothing."""
     text = http_table.DOCUMENT.read_text(encoding="utf-8")
     assert http_table.with_tables(text) == text
-    assert "| `best_of` | refused | every choice that is made is sent" in text
+    assert "| `best_of` | honoured | the likeliest by token, of up to 16 a prompt" in text

@@ -28,13 +28,14 @@ from mlxd_controller.bench.ways import (
     temporary_server,
 )
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.configuration.loads import folders_of
 from mlxd_controller.cli.configuration.reading import load_configuration
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.stores import Stores
+from mlxd_controller.cli.terminal import show
 from mlxd_controller.demo import NotServed
 from mlxd_controller.runtime.ports import ModelRef
 from mlxd_controller.settings import StorePlaces
@@ -57,7 +58,7 @@ class Sizes:
     )
 
 
-Model = Annotated[str, typer.Argument(help="A name, alias or digest, or a folder such as ./m.")]
+Model = Annotated[str, named_model("A name, alias or digest, or a folder such as ./m.")]
 Running = Annotated[
     bool,
     typer.Option(

@@ -30,27 +30,27 @@ EPILOG = (
     " models, stop for unload, rm for forget."
 )
 MODULES = {
-    "serve": "mlxd_controller.cli.commands.serve",
+    "serve": "mlxd_controller.cli.commands.serving.serve",
     "service": "mlxd_controller.cli.background.command",
-    "gateway": "mlxd_controller.cli.commands.gateway",
+    "gateway": "mlxd_controller.cli.commands.serving.gateway",
     "launch": "mlxd_controller.cli.commands.launch",
-    "keys": "mlxd_controller.cli.commands.keys",
-    "pull": "mlxd_controller.cli.commands.pull",
-    "alias": "mlxd_controller.cli.commands.alias",
-    "load": "mlxd_controller.cli.commands.load",
-    "unload": "mlxd_controller.cli.commands.models",
-    "forget": "mlxd_controller.cli.commands.models",
-    "ps": "mlxd_controller.cli.commands.models",
-    "models": "mlxd_controller.cli.commands.models",
-    "run": "mlxd_controller.cli.commands.run",
-    "generate": "mlxd_controller.cli.commands.generate",
-    "embed": "mlxd_controller.cli.commands.embed",
-    "score": "mlxd_controller.cli.commands.score",
-    "tokenize": "mlxd_controller.cli.commands.generate",
-    "status": "mlxd_controller.cli.commands.status",
-    "logs": "mlxd_controller.cli.commands.logs",
-    "health": "mlxd_controller.cli.commands.health",
-    "fit": "mlxd_controller.cli.commands.load",
+    "keys": "mlxd_controller.cli.commands.serving.keys",
+    "pull": "mlxd_controller.cli.commands.models.pull",
+    "alias": "mlxd_controller.cli.commands.models.alias",
+    "load": "mlxd_controller.cli.commands.models.load",
+    "unload": "mlxd_controller.cli.commands.models.inventory",
+    "forget": "mlxd_controller.cli.commands.models.inventory",
+    "ps": "mlxd_controller.cli.commands.models.inventory",
+    "models": "mlxd_controller.cli.commands.models.inventory",
+    "run": "mlxd_controller.cli.commands.prompts.run",
+    "generate": "mlxd_controller.cli.commands.prompts.generate",
+    "embed": "mlxd_controller.cli.commands.prompts.embed",
+    "score": "mlxd_controller.cli.commands.prompts.score",
+    "tokenize": "mlxd_controller.cli.commands.prompts.generate",
+    "status": "mlxd_controller.cli.commands.watching.status",
+    "logs": "mlxd_controller.cli.commands.watching.logs",
+    "health": "mlxd_controller.cli.commands.watching.health",
+    "fit": "mlxd_controller.cli.commands.models.load",
     "config": "mlxd_controller.cli.configuration.command",
     "doctor": "mlxd_controller.doctor.command",
     "bench": "mlxd_controller.bench.command",
@@ -62,7 +62,7 @@ OTHER_NAMES = {"list": "models", "ls": "models", "stop": "unload", "rm": "forget
 """What people type who come from another tool; the help names them once."""
 CLASSES = {"serve": ServeCommand, "launch": LaunchCommand}
 """Of commands that read their arguments in a way of their own."""
-UNCONFIGURED = frozenset({"config", "version"})
+UNCONFIGURED = frozenset({"config", "doctor", "version"})
 """Commands that run whatever is wrong with the configuration file."""
 
 

@@ -18,6 +18,16 @@ LOOSE: Final = stat.S_IROTH | stat.S_IWOTH | stat.S_IWGRP
 """What a secret's permissions must not have."""
 
 
+def check_configuration(facts: Facts) -> Iterator[Finding]:
+    """The configuration file is not refused: every command but a few would end at once."""
+    file = facts.configuration
+    if file.problem:
+        yield Finding("configuration", State.FAULT, f"{file.problem} (looked at without it)")
+    else:
+        text = "there is no file" if file.path is None else str(file.path)
+        yield Finding("configuration", State.FINE, text)
+
+
 def check_backend(facts: Facts) -> Iterator[Finding]:
     """Exactly one backend of MLX is installed, with all that a worker needs beside it."""
     try:
@@ -113,6 +123,7 @@ def check_secrets(facts: Facts) -> Iterator[Finding]:
 
 
 CHECKS: Final[tuple[Check, ...]] = (
+    check_configuration,
     check_backend,
     check_device,
     check_memory,

@@ -12,13 +12,13 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.configuration.keys import KEYS
 from mlxd_controller.cli.configuration.reading import Configuration, load_configuration
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.stores import Stores
+from mlxd_controller.cli.terminal import show
 from mlxd_controller.doctor import probes
 from mlxd_controller.doctor.checks import judge
 from mlxd_controller.doctor.facts import Facts, Finding, Port, PortUse, State
@@ -94,6 +94,7 @@ async def _gather(places: StorePlaces, keys_file: Path | None, where: Server) ->
         **secrets_of(load_configuration(os.environ)),
     }
     return Facts(
+        configuration=probes.probe_configuration(os.environ),
         versions=installed_versions(),
         platform=sys.platform,
         gpus=probes.probe_gpus(os.environ),

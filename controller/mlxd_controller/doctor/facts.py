@@ -77,8 +77,18 @@ class Secret:
 
 
 @dataclass(frozen=True, slots=True)
+class ConfigurationFile:
+    """The configuration file. `path`: None where there is none; `problem`: why it is refused."""
+
+    path: Path | None = None
+    problem: str = ""
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """All that is judged here."""
+
+    configuration: ConfigurationFile = ConfigurationFile()
 
     versions: Mapping[str, str] = field(default_factory=dict)
     """As `installed_versions` has them."""

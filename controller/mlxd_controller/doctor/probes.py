@@ -22,7 +22,8 @@ import grpc
 import psutil
 
 from mlxd import Client, MlxdError
-from mlxd_controller.doctor.facts import Disk, Port, PortUse, Secret, Store
+from mlxd_controller.cli.configuration.reading import load_configuration
+from mlxd_controller.doctor.facts import ConfigurationFile, Disk, Port, PortUse, Secret, Store
 from mlxd_controller.memory.device import usable_gpus
 from mlxd_controller.runtime.ports import StoreKind
 from mlxd_controller.settings import StorePlaces
@@ -32,6 +33,14 @@ from mlxd_shared import config
 from mlxd_shared.security.net import Address
 from mlxd_shared.security.secure_channel import ChannelSecurity
 from mlxd_shared.wire.status import RemoteError
+
+
+def probe_configuration(environment: Mapping[str, str]) -> ConfigurationFile:
+    """Read the configuration file as every command does."""
+    configuration = load_configuration(environment)
+    path = configuration.path
+    there = path if path is not None and path.is_file() else None
+    return ConfigurationFile(there, configuration.problem)
 
 
 def probe_memory() -> tuple[int, int]:

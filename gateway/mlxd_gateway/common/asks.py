@@ -35,7 +35,8 @@ class Ask:
     """What to continue where the model has no chat template; None: that is refused."""
     fields: Mapping[str, str] = field(default_factory=dict)
     places: tuple[str, ...] = ()
-    """The request's field of each message of the chat."""
+    """The request's field of each message of the chat, or what the wire called it before the rules
+    moved it, where `fields` knows more of it."""
     rules: tuple[Rule, ...] = OF_ANY_API
     """What applies to its chat where rules for agents are in force."""
 
@@ -74,7 +75,9 @@ class Ask:
         if match is not None and match["list"] == "tools_json":
             return f"tools[{match['index']}]"
         if match is not None and int(match["index"]) < len(self.places):
-            return self.places[int(match["index"])] + match["rest"].removesuffix("_json")
+            field = self.places[int(match["index"])] + match["rest"]
+            if _PLACE.match(field) is None:
+                return field.removesuffix("_json")
         if field in self.fields:
             return self.fields[field]
         for name, own in self.fields.items():

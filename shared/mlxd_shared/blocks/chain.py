@@ -38,6 +38,8 @@ class Form:
     """Some rotations depend on what a model is loaded for (decision 0039)."""
     device: str
     """Kind of device: each rounds in its own way."""
+    library: str
+    """What computes, and its version: another one may round in another way."""
     layers: tuple[str, ...]
     """What each layer keeps: kind, shapes, types, window; in order."""
     block_tokens: int = BLOCK_TOKENS

@@ -6,6 +6,8 @@ Invariants:
 - One process at a time has a form's folder. The lock goes with the process, however it ends.
 - A file is there whole or not at all: it is written beside, reaches the disk, and is renamed. What
   a process that died left beside goes when the next one opens the folder.
+- A form's folder is one that stands in the named one, never a link. What is opened is that folder
+  and no other: should it be moved, removed or replaced meanwhile, nothing is written elsewhere.
 - Folders of forms stand side by side in the folder that the user names, in which nothing else is
   touched. Those of other versions of the layout, which nobody can read any more, go with what they
   hold, unless a process has them.
@@ -49,19 +51,21 @@ class FolderRefused(Exception):
 class BlockFolder:
     """One form's files. Open from `open_folder` to `close`; any thread."""
 
-    def __init__(self, path: Path, lock_fd: int) -> None:
-        """Take over a folder whose lock is held by `lock_fd`."""
+    def __init__(self, path: Path, folder_fd: int, lock_fd: int) -> None:
+        """Take over a folder, open as `folder_fd`, whose lock is held by `lock_fd`."""
         self.path = path
+        self._fd = folder_fd
         self._lock_fd = lock_fd
 
     def close(self) -> None:
         """Let others have the folder."""
         os.close(self._lock_fd)
+        os.close(self._fd)
 
     def list_blocks(self) -> Iterator[Entry]:
         """Yield what is there by names and sizes; what does not belong there is removed."""
         strays = 0
-        with os.scandir(self.path) as listing:
+        with os.scandir(self._fd) as listing:
             for item in listing:
                 match = _BLOCK_FILE.fullmatch(item.name)
                 status = item.stat(follow_symlinks=False)
@@ -71,7 +75,7 @@ class BlockFolder:
                 elif item.name != LOCK_FILE and not stat.S_ISDIR(status.st_mode):
                     strays += 1
                     with contextlib.suppress(OSError):  # it stays, and counts for nothing
-                        Path(item.path).unlink()
+                        os.unlink(item.name, dir_fd=self._fd)
         if strays:
             _log.warning("removed files that are no blocks", count=strays, folder=str(self.path))
 
@@ -81,10 +85,10 @@ class BlockFolder:
         Raises:
             OSError: it cannot be written; nothing is left of it.
         """
-        path = self._path_of(entry)
-        beside = path.with_name(path.name + BESIDE)
+        name = _name_of(entry)
+        beside = name + BESIDE
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
-        descriptor = os.open(beside, flags, FILE_MODE)
+        descriptor = os.open(beside, flags, FILE_MODE, dir_fd=self._fd)
         try:
             try:
                 for piece in pieces:
@@ -93,10 +97,10 @@ class BlockFolder:
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
-            beside.replace(path)
+            os.replace(beside, name, src_dir_fd=self._fd, dst_dir_fd=self._fd)
         except OSError:
             with contextlib.suppress(OSError):
-                beside.unlink()
+                os.unlink(beside, dir_fd=self._fd)
             raise
 
     def read(self, entry: Entry, *, nbytes_max: int) -> memoryview:
@@ -111,7 +115,7 @@ class BlockFolder:
             raise BlockRefused(Fault.OVERSIZED, problem)
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(self._path_of(entry), flags)
+            descriptor = os.open(_name_of(entry), flags, dir_fd=self._fd)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise BlockRefused(Fault.FOREIGN, "a link") from error
@@ -130,16 +134,12 @@ class BlockFolder:
     def touch(self, entry: Entry) -> None:
         """Have the disk remember when a file was used; one that is gone stays gone."""
         with contextlib.suppress(OSError):
-            os.utime(self._path_of(entry), (entry.last_s, entry.last_s))
+            os.utime(_name_of(entry), (entry.last_s, entry.last_s), dir_fd=self._fd)
 
     def remove(self, entry: Entry) -> None:
         """Remove a file; one that is gone, or that cannot be removed, is no matter."""
         with contextlib.suppress(OSError):
-            self._path_of(entry).unlink()
-
-    def _path_of(self, entry: Entry) -> Path:
-        name = f"{entry.id.name.hex()}-{entry.depth}-{entry.id.part}.safetensors"
-        return self.path / name
+            os.unlink(_name_of(entry), dir_fd=self._fd)
 
 
 def open_folder(root: Path, form_name: bytes) -> BlockFolder:
@@ -151,31 +151,48 @@ def open_folder(root: Path, form_name: bytes) -> BlockFolder:
     """
     path = root / f"v{VERSION}-{form_name.hex()[:FORM_DIGITS]}"
     try:
-        for folder in (root, path):
-            folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-            _check_private(folder)
-        lock_fd = _lock(path)
+        os.close(_make_private(root))
+        folder_fd = _make_private(path, os.O_NOFOLLOW)
     except OSError as error:
         raise FolderRefused(f"{path}: {error.strerror or error}") from error
+    try:
+        lock_fd = _lock(folder_fd)
+    except OSError as error:
+        os.close(folder_fd)
+        raise FolderRefused(f"{path}: {error.strerror or error}") from error
     if lock_fd is None:
+        os.close(folder_fd)
         raise FolderRefused(f"{path}: another process has it")
     _remove_old(root)
-    return BlockFolder(path, lock_fd)
+    return BlockFolder(path, folder_fd, lock_fd)
 
 
-def _check_private(folder: Path) -> None:
-    status = folder.stat()
+def _name_of(entry: Entry) -> str:
+    return f"{entry.id.name.hex()}-{entry.depth}-{entry.id.part}.safetensors"
+
+
+def _make_private(folder: Path, flags: int = 0) -> int:
+    """Return a descriptor of a folder that is this user's alone, made if need be."""
+    folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
+    descriptor = _open(folder, flags)
+    status = os.fstat(descriptor)
+    mode = stat.S_IMODE(status.st_mode)
+    if status.st_uid == os.geteuid() and not mode & 0o077:
+        return descriptor
+    os.close(descriptor)
     if status.st_uid != os.geteuid():
         raise FolderRefused(f"{folder} belongs to another user")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        mode = f"{stat.S_IMODE(status.st_mode):04o}"
-        raise FolderRefused(f"{folder} is open to others (mode {mode}); prompts need 0700")
+    raise FolderRefused(f"{folder} is open to others (mode {mode:04o}); prompts need 0700")
 
 
-def _lock(folder: Path) -> int | None:
+def _open(folder: Path, flags: int) -> int:
+    return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
+
+
+def _lock(folder_fd: int) -> int | None:
     """Return a descriptor that holds the folder's lock; None where another process does."""
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-    descriptor = os.open(folder / LOCK_FILE, flags, FILE_MODE)
+    descriptor = os.open(LOCK_FILE, flags, FILE_MODE, dir_fd=folder_fd)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -190,23 +207,32 @@ def _lock(folder: Path) -> int | None:
 def _remove_old(root: Path) -> None:
     """Remove the folders of other versions of the layout, unless somebody has them."""
     folders: list[Path] = []
-    with contextlib.suppress(OSError):  # a folder that can be written need not be readable
+    with contextlib.suppress(OSError):  # what cannot be listed is no matter
         folders += root.iterdir()
     for folder in folders:
         match = _FORM_FOLDER.fullmatch(folder.name)
-        if match is None or int(match[1]) == VERSION or folder.is_symlink():
+        if match is None or int(match[1]) == VERSION:
             continue
-        with contextlib.suppress(OSError):  # what cannot be removed is no matter
-            lock_fd = _lock(folder)
-            if lock_fd is None:
-                continue
-            try:
-                for file in folder.iterdir():
-                    file.unlink()
-                folder.rmdir()
-            finally:
-                os.close(lock_fd)
-            _log.warning("removed blocks of another version", folder=str(folder))
+        with contextlib.suppress(OSError):  # links, and what cannot be removed, are no matter
+            _remove_unless_locked(folder)
+
+
+def _remove_unless_locked(folder: Path) -> None:
+    folder_fd = _open(folder, os.O_NOFOLLOW)
+    try:
+        lock_fd = _lock(folder_fd)
+        if lock_fd is None:
+            return
+        try:
+            with os.scandir(folder_fd) as listing:
+                for item in list(listing):
+                    os.unlink(item.name, dir_fd=folder_fd)
+            folder.rmdir()
+        finally:
+            os.close(lock_fd)
+    finally:
+        os.close(folder_fd)
+    _log.warning("removed blocks of another version", folder=str(folder))
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

@@ -26,6 +26,12 @@ USES_MIN = 2
 LATE_FACTOR = 1.0
 """A read is given up after as many times what computing the same would have taken."""
 
+SLOW_FACTOR = 4.0
+"""Or, where nothing was computed yet, after as many times what reading should have taken."""
+
+PAUSE_S = 1.0
+"""What any disk may take on top of that: some have to start turning."""
+
 REMEMBERED = 0.8
 """Of what was measured before, with each new measurement."""
 
@@ -80,9 +86,15 @@ def choose_offer(rates: Rates, start: int, offers: Sequence[Offer]) -> Offer | N
     return best if _saved_s(rates, start, best) > 0 else None
 
 
-def patience_s(rates: Rates, tokens: int) -> float | None:
-    """Return how long a read in place of so many tokens is waited for; None: to its end."""
-    return LATE_FACTOR * tokens * rates.token_s if rates.token_s else None
+def patience_s(rates: Rates, offer: Offer, *, start: int) -> float:
+    """Return how long a prompt that stands at `start` waits for an offer.
+
+    As long as computing the same would have taken; where nothing was computed yet, a few times as
+    long as reading should take, so that a disk that hangs holds nobody up for ever.
+    """
+    if rates.token_s:
+        return LATE_FACTOR * (offer.tokens - start) * rates.token_s
+    return SLOW_FACTOR * (PAUSE_S + read_s(rates, offer.nbytes, files=offer.files))
 
 
 def _saved_s(rates: Rates, start: int, offer: Offer) -> float:

@@ -74,8 +74,9 @@ class BlockStore:
         self._lock = threading.Lock()
         self._index = BlockIndex()
         self._writable = True
+        self._is_full = False
         for entry in folder.list_blocks():
-            self._index.add(entry)
+            self._take_over(entry)
         self._make_room(0)
 
     @property
@@ -136,9 +137,7 @@ class BlockStore:
         if entry is None:
             return None
         try:
-            raw = self._folder.read(entry, nbytes_max=self._file_nbytes_max)
-            sound = decode(raw, form_name=self.form_name, wanted=entry.id)
-            self._check(sound)
+            sound = self._read_sound(entry)
         except FileNotFoundError:
             self._forget(entry)
             return None
@@ -165,6 +164,23 @@ class BlockStore:
             self._folder.touch(entry)
         self._folder.close()
 
+    def _read_sound(self, entry: Entry) -> Block:
+        """Return what a file holds; raises OSError, or BlockRefused."""
+        raw = self._folder.read(entry, nbytes_max=self._file_nbytes_max)
+        block = decode(raw, form_name=self.form_name, wanted=entry.id)
+        if block.depth != entry.depth:
+            raise BlockRefused(Fault.FOREIGN, f"at depth {block.depth}, not {entry.depth}")
+        self._check(block)
+        return block
+
+    def _take_over(self, entry: Entry) -> None:
+        """Know a file that was left here; of two that say they are one block, the first stays."""
+        if self._index.get(entry.id) is not None:
+            self._folder.remove(entry)
+            return
+        # A file from the future, after a clock was put back, would count as just used till then.
+        self._index.add(replace(entry, last_s=min(entry.last_s, self._clock())))
+
     def _forget(self, entry: Entry) -> None:
         with self._lock:
             self._index.drop(entry.id)
@@ -185,9 +201,10 @@ class BlockStore:
         reason = error.strerror or str(error)
         if error.errno in _FULL:
             # What is there may stay, and be replaced; the disk has no room for more.
-            if self._budget_nbytes > self.nbytes:
+            self._budget_nbytes = min(self._budget_nbytes, self.nbytes)
+            if not self._is_full:
                 _log.warning("the disk is full", reason=reason, kept_nbytes=self.nbytes)
-                self._budget_nbytes = self.nbytes
+                self._is_full = True
             return
         if self._writable:
             _log.warning("blocks are not written any more", reason=reason)

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import pytest
 import typer
 
-from mlxd_controller.cli.commands.serve import _limits, _named_folder, _reserve
+from mlxd_controller.cli.commands.serving.serve import _limits, _named_folder, _reserve
 from mlxd_controller.cli.outcome import model_argument
 from mlxd_controller.memory.device import CudaProbe
 from mlxd_controller.memory.nvidia import Gpu
@@ -67,7 +67,9 @@ EACH = """
 import json, os, sys
 import mlxd_controller.cli
 from mlxd_controller.cli.app import app
-from mlxd_controller.cli.commands import generate, load, models, serve
+from mlxd_controller.cli.commands.models import inventory, load
+from mlxd_controller.cli.commands.prompts import generate
+from mlxd_controller.cli.commands.serving import serve
 
 for arguments in json.loads(sys.argv[1]):
     reading, writing = os.pipe()
@@ -189,7 +191,9 @@ mlxd_controller.cli.main()
 """
 
 
-@pytest.mark.parametrize("module", ["typer", "grpc", "mlxd_controller.cli.commands.models"])
+@pytest.mark.parametrize(
+    "module", ["typer", "grpc", "mlxd_controller.cli.commands.models.inventory"]
+)
 def test_ctrl_c_while_modules_load_is_no_traceback(module: str) -> None:
     """The command has not begun: it ends as one that was interrupted, and says nothing."""
     done = subprocess.run(
@@ -209,9 +213,10 @@ finally:
     print(*sys.modules, file=sys.stderr)
 """
 UNNEEDED = {
-    "mlxd_controller.cli.commands.serve", "mlxd_controller.core", "mlxd_controller.launcher",
-    "mlxd_controller.runtime", "mlxd_controller.store", "mlxd_models", "mlxd_shared.serving",
-    "mlxd_shared.wire.interceptors", "psutil", "pygments", "rich.console", "structlog", "uvloop",
+    "mlxd_controller.cli.commands.serving.serve", "mlxd_controller.core",
+    "mlxd_controller.launcher", "mlxd_controller.runtime", "mlxd_controller.store", "mlxd_models",
+    "mlxd_shared.serving", "mlxd_shared.wire.interceptors", "psutil", "pygments", "rich.console",
+    "structlog", "uvloop",
 }  # fmt: skip
 """What takes long to import, and is for servers or for commands that show progress."""
 

@@ -157,7 +157,8 @@ async def test_a_folder_that_cannot_be_is_named(tmp_path: Path) -> None:
 def test_a_server_may_have_as_many_connections_as_the_system_allows() -> None:
     """What a shell allows a program by itself is soon used up by clients."""
     script = (
-        "import resource as r; from mlxd_controller.cli.commands.serve import allow_open_files;"
+        "import resource as r;"
+        "from mlxd_controller.cli.commands.serving.serve import allow_open_files;"
         "hard = min(r.getrlimit(r.RLIMIT_NOFILE)[1], 2000);"
         "r.setrlimit(r.RLIMIT_NOFILE, (64, hard)); allow_open_files();"
         "print(r.getrlimit(r.RLIMIT_NOFILE) == (hard, hard))"

@@ -93,11 +93,13 @@ async def test_names_of_models_are_completed() -> None:
     known = [replies.model(), replies.model("org/demo-2"), replies.model("other")]
     async with serving(Answers(models=known)) as fake:
         for command in ("load", "unload", "stop", "run", "generate", "tokenize", "fit", "embed",
-                        "logs", "status"):  # fmt: skip
+                        "score", "logs", "status", "bench"):  # fmt: skip
             offered = await complete(f"mlxd {command} o", 2, MLXD_ADDRESS=fake.address)
             assert offered == ["org/demo-2", "other"], command
+        launched = await complete("mlxd launch codex o", 3, MLXD_ADDRESS=fake.address)
         everything = await complete(f"mlxd --address {fake.address} load ", 4)
         behind = await complete(f"mlxd load --address {fake.address} t", 4)
+    assert launched == ["org/demo-2", "other"]
     assert everything == ["demo", "org/demo-2", "other", "tiny"]
     assert behind == ["tiny"]
 

@@ -10,9 +10,20 @@ from pathlib import Path
 import pytest
 
 from mlxd_controller.doctor.checks import judge
-from mlxd_controller.doctor.facts import Disk, Facts, Finding, Port, PortUse, Secret, State, Store
+from mlxd_controller.doctor.facts import (
+    ConfigurationFile,
+    Disk,
+    Facts,
+    Finding,
+    Port,
+    PortUse,
+    Secret,
+    State,
+    Store,
+)
 from mlxd_controller.doctor.probes import (
     ask_server,
+    probe_configuration,
     probe_disk,
     probe_memory,
     probe_port,
@@ -46,10 +57,24 @@ def test_a_sound_machine_has_no_fault() -> None:
     """Each check says what it has looked at."""
     findings = judge(WELL)
 
-    checks = ["backend", "device", "memory", "disk", "port", "store", "secrets"]
+    checks = ["configuration", "backend", "device", "memory", "disk", "port", "store", "secrets"]
     assert [(each.check, each.state) for each in findings] == [
         (check, State.FINE) for check in checks
     ]
+
+
+def test_a_configuration_file_that_is_refused(tmp_path: Path) -> None:
+    """With the file and the key, as every other command would say; a good one is named."""
+    path = tmp_path / "c.toml"
+    path.write_text("adress = 'x:1'")
+    read = {"MLXD_CONFIG": str(path)}
+    (fault,) = faults(replace(WELL, configuration=probe_configuration(read)))
+    assert fault.check == "configuration"
+    assert fault.text.startswith(f"{path}: adress: there is no such key")
+    path.write_text("address = 'x:1'")
+    assert probe_configuration(read) == ConfigurationFile(path)
+    assert judge(replace(WELL, configuration=ConfigurationFile(path)))[0].text == str(path)
+    assert probe_configuration({"XDG_CONFIG_HOME": str(tmp_path)}) == ConfigurationFile()
 
 
 @pytest.mark.parametrize(

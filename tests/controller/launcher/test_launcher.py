@@ -13,7 +13,7 @@ import psutil
 import pytest
 from structlog.testing import capture_logs
 
-from mlxd_controller.launcher.environment import own_environment, worker_environment
+from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.launcher.output import CUT_MARK, LineCutter, forward
 from mlxd_controller.launcher.subprocess import SubprocessLauncher, parse_ready_line
 from mlxd_shared import config
@@ -176,45 +176,6 @@ async def test_a_worker_that_is_killed_leaves_no_socket_behind() -> None:
         os.kill(process.pid, signal.SIGKILL)
         assert await process.wait_exited() == -signal.SIGKILL
         assert not await asyncio.to_thread(socket.exists)
-
-
-def test_libraries_of_wheels_come_first(tmp_path: Path) -> None:
-    """BLAS and CUDA folders that exist go before what the variable held; the rest stays."""
-    for folder in ("scipy_openblas32/lib", "nvidia/cublas/lib", "mlx_cuda_13.libs", "other/lib"):
-        (tmp_path / folder).mkdir(parents=True)
-    base = {"LD_LIBRARY_PATH": "/opt/lib", "HOME": "/nowhere"}
-
-    environment = worker_environment(base, site=tmp_path, platform="linux")
-
-    assert environment["LD_LIBRARY_PATH"].split(os.pathsep) == [
-        str(tmp_path / "scipy_openblas32/lib"),
-        str(tmp_path / "nvidia/cublas/lib"),
-        str(tmp_path / "mlx_cuda_13.libs"),
-        "/opt/lib",
-    ]
-    assert environment["HOME"] == "/nowhere"
-    mac = worker_environment({}, site=tmp_path, platform="darwin")
-    assert "DYLD_LIBRARY_PATH" in mac
-
-
-def test_workers_ask_for_large_pages_and_mappings(tmp_path: Path) -> None:
-    """glibc is told so, beside what an operator tells it; who has decided about it is obeyed."""
-
-    def tunables(base: dict[str, str], platform: str = "linux") -> str | None:
-        environment = worker_environment(base, site=tmp_path, platform=platform)
-        return environment.get("GLIBC_TUNABLES")
-
-    own = (
-        "glibc.malloc.hugetlb=1:glibc.malloc.mmap_threshold=8388608"
-        ":glibc.malloc.trim_threshold=33554432"
-    )
-    assert tunables({}) == own
-    assert tunables({"GLIBC_TUNABLES": "glibc.malloc.arena_max=1"}) == (
-        f"glibc.malloc.arena_max=1:{own}"
-    )
-    decided = "glibc.malloc.hugetlb=0:glibc.malloc.mmap_threshold=1:glibc.malloc.trim_threshold=1"
-    assert tunables({"GLIBC_TUNABLES": decided}) == decided
-    assert tunables({}, "darwin") is None
 
 
 def test_lines_are_cut_wherever_the_chunks_are() -> None:

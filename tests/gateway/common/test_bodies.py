@@ -10,6 +10,7 @@ from mlxd_gateway.common.bodies import decode
 from mlxd_gateway.common.failures import FailureKind, Refused
 from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.openai import requests as openai
+from mlxd_gateway.openai.responses.requests import ResponseRequest
 from mlxd_shared import config
 
 DECODER = msgspec.json.Decoder(openai.ChatRequest)
@@ -75,6 +76,10 @@ MANY += [
     (openai.CompletionRequest, "stop", {"prompt": "a", "stop": STOPS}),
     (openai.CompletionRequest, "logit_bias", {"prompt": "a", "logit_bias": BIASES}),
     (openai.EmbeddingRequest, "input", {"input": TEXTS}),
+    (ResponseRequest, "input",
+     {"input": [{"type": "message", **TEXT}] * (config.HTTP_ITEMS_MAX + 1)}),
+    (ResponseRequest, "tools", {"input": "a", "tools": [
+        {"type": "function", "name": "f"}] * (config.CHAT_TOOLS_MAX + 1)}),
     (anthropic.MessageRequest, "stop_sequences",
      {"messages": [], "max_tokens": 1, "stop_sequences": STOPS}),
     (ollama.GenerateRequest, "options.stop", {"model": "m", "options": {"stop": STOPS}}),

@@ -11,7 +11,7 @@ from mlxd_shared.blocks.chain import Form, name_of_form, names_of
 from mlxd_shared.blocks.store import BlockStore, open_store
 
 BLOCK_TOKENS = 4
-FORM = Form("d" * 64, "F32", 512, "cpu", ("standard F32[1, 2, 4, 8]",), BLOCK_TOKENS)
+FORM = Form("d" * 64, "F32", 512, "cpu", "mlx 1", ("standard F32[1, 2, 4, 8]",), BLOCK_TOKENS)
 FORM_NAME = name_of_form(FORM)
 FILE_NBYTES_MAX = 1 << 20
 AMPLE = 1 << 30

@@ -12,12 +12,13 @@ from hypothesis import strategies as st
 from mlxd_shared.blocks.chain import NAME_NBYTES, Form, name_of_form, names_of
 from tests.support.effort import SAME_EACH_TIME, examples
 
-FORM = Form("d" * 64, "auto F32", 8192, "cpu", ("standard F32[1]", ""), 4)
+FORM = Form("d" * 64, "auto F32", 8192, "cpu", "mlx 1", ("standard F32[1]", ""), 4)
 CHANGES: dict[str, Any] = {
     "model_digest": "e" * 64,
     "weights": "auto BF16",
     "context_length": 4096,
     "device": "cuda",
+    "library": "mlx 2",
     "layers": ("standard F32[1]",),
     "block_tokens": 8,
     "arithmetic": 2,
@@ -32,7 +33,7 @@ def key_of(tokens: list[int]) -> bytes:
 
 @pytest.mark.parametrize("field", [field.name for field in fields(Form)])
 def test_every_field_of_a_form_counts(field: str) -> None:
-    """Another model, type, rotation, device, kind of layer, size or arithmetic: other names."""
+    """Another model, rotation, device, library, kind of layer, or size: other names."""
     other = replace(FORM, **{field: CHANGES[field]})
 
     assert len(name_of_form(FORM)) == NAME_NBYTES

@@ -10,6 +10,8 @@ from hypothesis import strategies as st
 
 from mlxd_shared.blocks.policy import (
     OPEN_S,
+    PAUSE_S,
+    SLOW_FACTOR,
     USES_MIN,
     Meter,
     Offer,
@@ -125,19 +127,31 @@ def test_a_faster_disk_never_stops_writing(
 
 
 def test_where_nothing_was_computed_the_disk_is_trusted() -> None:
-    """After a restart the longest is read, and waited for to its end; nothing is written."""
+    """After a restart the longest is read; nothing is written."""
     fresh = Rates()
     offers = [Offer(256, 1 << 30, 1), Offer(512, 1 << 40, 2)]
 
     assert choose_offer(fresh, 0, offers) == offers[1]
-    assert patience_s(fresh, 512) is None
     assert not is_worth_writing(fresh, tokens=256, nbytes=1, uses=9, leaving=True)
 
 
 def test_a_read_is_waited_for_as_long_as_computing_takes() -> None:
     """So that one that was foretold wrongly costs as much again, at most."""
-    assert patience_s(Rates(token_s=0.5), 512) == 256.0
+    offer = Offer(768, 1 << 40, 3)
+    assert patience_s(Rates(token_s=0.5), offer, start=256) == 256.0
     assert read_s(Rates(read_nbytes_s=100.0), 200, files=3) == pytest.approx(2 + 3 * OPEN_S)
+
+
+@TRIED
+@given(st.floats(1e3, 1e11), st.integers(0, 1 << 34), st.integers(1, 999))
+def test_no_disk_is_waited_for_for_ever(read_nbytes_s: float, nbytes: int, files: int) -> None:
+    """Where nothing was computed yet: a few times what the read should take, and no end is none."""
+    rates = Rates(read_nbytes_s=read_nbytes_s)
+    expected_s = read_s(rates, nbytes, files=files)
+
+    waited_s = patience_s(rates, Offer(256 * files, nbytes, files), start=0)
+
+    assert SLOW_FACTOR * expected_s < waited_s <= SLOW_FACTOR * (expected_s + PAUSE_S)
 
 
 def test_a_meter_follows_what_was_measured_lately() -> None:

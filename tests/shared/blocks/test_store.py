@@ -1,14 +1,11 @@
-"""A folder of blocks: what it keeps, what it throws out, and what becomes of a bad disk."""
+"""A folder of blocks: what it keeps, and which files it throws out."""
 
 from __future__ import annotations
 
 import os
 import random
-import resource
-import signal
 import stat
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,7 +21,7 @@ from mlxd_shared.blocks.block_file import (
     encode,
     file_nbytes,
 )
-from mlxd_shared.blocks.folder import BESIDE, FolderRefused
+from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.store import open_store
 from tests.shared.blocks.made_blocks import (
     FILE_NBYTES_MAX,
@@ -37,19 +34,6 @@ from tests.support.effort import examples
 
 CHAIN = chain_of(1, 6)
 FILE_NBYTES = file_nbytes(CHAIN[0])
-
-
-@contextmanager
-def at_most(nbytes: int) -> Iterator[None]:
-    """Let no file grow beyond so many bytes, as a full disk does: the system refuses the write."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ignored = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (nbytes, before[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
-        signal.signal(signal.SIGXFSZ, ignored)
 
 
 def test_blocks_outlive_the_process_that_wrote_them(tmp_path: Path) -> None:
@@ -87,27 +71,6 @@ def test_a_folder_is_its_users_alone(tmp_path: Path) -> None:
     assert {stat.S_IMODE(file.stat().st_mode) for file in form.iterdir()} == {0o600}
 
 
-@pytest.mark.parametrize("mode", [0o750, 0o701, 0o777])
-def test_a_folder_that_others_see_is_refused(tmp_path: Path, mode: int) -> None:
-    """By name and mode, and left as it is: prompts can be read from keys and values."""
-    folder = tmp_path / "blocks"
-    folder.mkdir()
-    folder.chmod(mode)
-
-    with pytest.raises(FolderRefused, match=f"{mode:04o}"):
-        open_blocks(folder)
-    assert stat.S_IMODE(folder.stat().st_mode) == mode
-    assert list(folder.iterdir()) == []
-
-
-def test_a_folder_that_cannot_be_is_refused(tmp_path: Path) -> None:
-    """Where a file stands in its way, say."""
-    (tmp_path / "blocks").write_text("a file")
-
-    with pytest.raises(FolderRefused, match="blocks"):
-        open_blocks(tmp_path / "blocks")
-
-
 def test_one_owner_at_a_time(tmp_path: Path) -> None:
     """A second store of the same form is refused until the first is closed."""
     store = open_blocks(tmp_path / "blocks")
@@ -116,48 +79,6 @@ def test_one_owner_at_a_time(tmp_path: Path) -> None:
     store.close()
 
     open_blocks(tmp_path / "blocks").close()
-
-
-def test_what_is_no_block_goes_when_the_folder_is_opened(tmp_path: Path) -> None:
-    """What a process that died left beside, links, empty and foreign files; with one line."""
-    open_blocks(tmp_path / "blocks").close()
-    (form,) = (tmp_path / "blocks").iterdir()
-    name = f"{CHAIN[0].id.name.hex()}-0-entries.safetensors"
-    (form / (name + BESIDE)).write_bytes(b"half")
-    (form / "notes.txt").write_text("mine")
-    (form / name).symlink_to(tmp_path / "elsewhere")
-    (form / name.replace("entries", "state")).touch()
-    (form / "folder").mkdir()
-
-    with capture_logs() as logs:
-        store = open_blocks(tmp_path / "blocks")
-
-    assert (len(store), store.nbytes) == (0, 0)
-    assert sorted(path.name for path in form.iterdir()) == ["folder", "lock"]
-    assert [(log["event"], log["count"]) for log in logs] == [
-        ("removed files that are no blocks", 4)
-    ]
-    store.close()
-
-
-def test_nothing_else_in_the_named_folder_is_touched(tmp_path: Path) -> None:
-    """Only folders of other versions of the layout go, where nobody has them."""
-    folder = tmp_path / "blocks"
-    held = open_blocks(folder)
-    (form,) = folder.iterdir()
-    for name in ("v0-" + "a" * 32, "v2-" + "b" * 32, "v1-" + "c" * 32, "v0-mine", "photos"):
-        (folder / name).mkdir()
-        (folder / name / "x.safetensors").write_bytes(b"x")
-    (folder / ("v0-" + "d" * 32)).symlink_to(folder / "photos")
-    held.close()
-
-    with capture_logs() as logs:
-        open_blocks(folder).close()
-
-    left = {path.name for path in folder.iterdir()}
-    assert left == {form.name, "v1-" + "c" * 32, "v0-mine", "photos", "v0-" + "d" * 32}
-    assert (folder / "photos" / "x.safetensors").exists()
-    assert [log["event"] for log in logs] == ["removed blocks of another version"] * 2
 
 
 @pytest.mark.parametrize(
@@ -314,42 +235,55 @@ def test_a_block_larger_than_the_budget_is_not_written(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_full_disk_ends_the_growth(tmp_path: Path) -> None:
-    """With one line and no trace of the block; what is there is served, and may be replaced."""
-    store = open_blocks(tmp_path / "blocks")
-    for block in CHAIN[:3]:
-        store.write(block)
-
-    with capture_logs() as logs, at_most(FILE_NBYTES // 2):
-        assert not store.write(CHAIN[3])
-
-    assert [log["event"] for log in logs] == ["the disk is full"]
-    assert store.budget_nbytes == store.nbytes == 3 * FILE_NBYTES
-    assert {path.suffix for path in files_in(tmp_path / "blocks")[0].parent.iterdir()} == {
-        "",
-        ".safetensors",
-    }
-    assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
-    assert store.write(CHAIN[4])
-    assert store.nbytes <= 3 * FILE_NBYTES
-    store.close()
-
-
-def test_a_disk_that_cannot_be_written_to_ends_the_writing(tmp_path: Path) -> None:
-    """With one line; what is there is served."""
+def test_a_block_at_another_depth_is_foreign(tmp_path: Path) -> None:
+    """Its layers would be put where they do not belong: a file's name says nothing on its own."""
     store = open_blocks(tmp_path / "blocks")
     store.write(CHAIN[0])
-    (path,) = files_in(tmp_path / "blocks")
-    moved = path.parent.rename(tmp_path / "away")
-
-    with capture_logs() as logs:
-        assert [store.write(block) for block in CHAIN[1:]] == [False] * 5
-
-    assert [log["event"] for log in logs] == ["blocks are not written any more"]
-    assert not store.writable
-    moved.rename(path.parent)
-    assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
     store.close()
+    (path,) = files_in(tmp_path / "blocks")
+    renamed = path.rename(path.with_name(path.name.replace("-0-", "-3-")))
+    again = open_blocks(tmp_path / "blocks")
+
+    with capture_logs():
+        assert again.read(CHAIN[0].id) is None
+    assert (again.counts.refused, renamed.exists()) == ({Fault.FOREIGN: 1}, False)
+    again.close()
+
+
+def test_two_files_of_one_block_are_one(tmp_path: Path) -> None:
+    """No bytes are on disk that nobody counts."""
+    store = open_blocks(tmp_path / "blocks")
+    store.write(CHAIN[0])
+    store.close()
+    (path,) = files_in(tmp_path / "blocks")
+    path.with_name(path.name.replace("-0-", "-3-")).write_bytes(path.read_bytes())
+
+    again = open_blocks(tmp_path / "blocks")
+
+    assert len(again) == len(files_in(tmp_path / "blocks")) == 1
+    assert again.nbytes == files_in(tmp_path / "blocks")[0].stat().st_size
+    again.close()
+
+
+def test_a_file_from_the_future_was_used_now(tmp_path: Path) -> None:
+    """After a clock was put back: it goes like others, and not after all that is used since."""
+    now_s = iter(range(100, 200))
+    store = open_blocks(tmp_path / "blocks")
+    for block in CHAIN[:2]:
+        store.write(block)
+    store.close()
+    for path in files_in(tmp_path / "blocks"):
+        used_s = 1e10 if "-0-" in path.name else 50.0
+        os.utime(path, (used_s, used_s))
+    again = open_blocks(
+        tmp_path / "blocks", budget_nbytes=2 * FILE_NBYTES, clock=lambda: float(next(now_s))
+    )
+
+    again.use([CHAIN[1].id])
+    assert again.write(CHAIN[2])
+
+    assert again.nbytes_of(CHAIN[0].id) is None
+    again.close()
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:

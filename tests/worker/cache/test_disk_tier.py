@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
-from mlxd_shared.blocks.block_file import Block
+from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, Block, Tensor
 from mlxd_shared.blocks.policy import READ_ASSUMED_NBYTES_S
 from mlxd_worker.cache.disk.tier import BlockTier, Reading
 from tests.shared.blocks.made_blocks import chain_of, contents_of, open_blocks
@@ -28,9 +30,12 @@ class Watch:
         self.entered = threading.Event()
         self.go_on = threading.Event()
         self.go_on.set()
+        self.fault: Exception | None = None
 
     def __call__(self, block: Block) -> None:
         """Note a block, on the reading thread."""
+        if self.fault is not None:
+            raise self.fault
         self.seen.append(block.depth)
         self.entered.set()
         assert self.go_on.wait(WAIT_S)
@@ -88,7 +93,7 @@ def test_blocks_come_in_order(make_tier: MakeTier) -> None:
     assert tier.rates(0.5).token_s == 0.5
     assert tier.rates(0.5).read_nbytes_s != READ_ASSUMED_NBYTES_S, "as fast as it was written"
 
-    taken = take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=None))
+    taken = take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S))
 
     assert [block.id for block in taken] == IDS
     assert [contents_of(block) for block in taken] == [contents_of(block) for block in CHAIN]
@@ -100,7 +105,7 @@ def test_a_reading_ends_where_a_block_is_missing(make_tier: MakeTier) -> None:
     write_all(tier)
     missing = [*IDS[:2], chain_of(9, 1)[0].id, *IDS[3:]]
 
-    taken = take_all(tier, tier.read(missing, nbytes=NBYTES, patience_s=None))
+    taken = take_all(tier, tier.read(missing, nbytes=NBYTES, patience_s=WAIT_S))
 
     assert [block.id for block in taken] == IDS[:2]
 
@@ -109,7 +114,7 @@ def test_no_more_is_read_than_there_is_room_for(make_tier: MakeTier, watch: Watc
     """A block beyond the bound waits until one has been taken."""
     tier = make_tier(in_flight_nbytes=1)
     write_all(tier)
-    reading = tier.read(IDS, nbytes=NBYTES, patience_s=None)
+    reading = tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)
 
     for count in range(1, len(IDS) + 1):
         while not reading.arrived:
@@ -135,11 +140,11 @@ def test_what_is_not_wanted_any_more_is_let_go(make_tier: MakeTier, watch: Watch
     tier = make_tier(in_flight_nbytes=1)
     write_all(tier)
     watch.go_on.clear()
-    given_up = tier.read(IDS, nbytes=NBYTES, patience_s=None)
+    given_up = tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)
     assert watch.entered.wait(WAIT_S)
 
     tier.cancel(given_up)
-    wanted = tier.read(IDS[:2], nbytes=NBYTES, patience_s=None)
+    wanted = tier.read(IDS[:2], nbytes=NBYTES, patience_s=WAIT_S)
     watch.go_on.set()
 
     assert [block.id for block in take_all(tier, wanted)] == IDS[:2]
@@ -151,13 +156,13 @@ def test_what_arrived_and_was_not_taken_gives_its_room_back(make_tier: MakeTier)
     """A reading that is cancelled with a block in hand leaves room for others."""
     tier = make_tier(in_flight_nbytes=1)
     write_all(tier)
-    given_up = tier.read(IDS, nbytes=NBYTES, patience_s=None)
+    given_up = tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)
     while not given_up.arrived:
         tier.wait()
 
     tier.cancel(given_up)
 
-    assert len(take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=None))) == len(IDS)
+    assert len(take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S))) == len(IDS)
 
 
 def test_lateness_is_by_the_clock(make_tier: MakeTier, watch: Watch) -> None:
@@ -176,6 +181,37 @@ def test_lateness_is_by_the_clock(make_tier: MakeTier, watch: Watch) -> None:
     assert tier.take(reading) is not None
     assert watch.entered.wait(WAIT_S)
     assert tier.is_over(reading)
+
+
+def test_a_reader_that_fails_holds_nobody_up(make_tier: MakeTier, watch: Watch) -> None:
+    """A fault of ours: one line, every reading is over, and writing goes on."""
+    tier = make_tier()
+    write_all(tier)
+    watch.fault = RuntimeError("a fault")
+
+    with capture_logs() as logs:
+        assert take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)) == []
+    assert take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)) == []
+    tier.write(chain_of(6, 1)[0])
+
+    assert [(log["log_level"], log["thread"]) for log in logs] == [("critical", "prefix-reader")]
+    assert tier.flush(timeout_s=WAIT_S)
+    assert tier.writes
+
+
+def test_a_writer_that_fails_is_not_waited_for(make_tier: MakeTier) -> None:
+    """One line; nothing more is handed over, and what is there is read."""
+    tier = make_tier()
+    write_all(tier)
+    tensor = Tensor("x" * HEADER_NBYTES_MAX, "U8", (1,), b"x")
+
+    with capture_logs() as logs:
+        tier.write(replace(chain_of(6, 1)[0], tensors=(tensor,)))
+        assert not tier.flush(timeout_s=WAIT_S)
+
+    assert [(log["log_level"], log["thread"]) for log in logs] == [("critical", "prefix-writer")]
+    assert not tier.writes
+    assert len(take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S))) == len(IDS)
 
 
 def test_a_close_lets_the_next_one_in(make_tier: MakeTier) -> None:

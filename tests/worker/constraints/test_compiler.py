@@ -9,15 +9,18 @@ import threading
 from typing import Any
 
 import pytest
+from llguidance import LLParserLimits
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_shared.wire.status import to_status
 from mlxd_worker.constraints.compiler import TRIAL, Constraints, _source_of, try_out
+from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.masks.limits import reason
 from mlxd_worker.killable.pool import Pool
 from mlxd_worker.killable.questions import Stop
+from mlxd_worker.text.tokenizer import Tokenizer
 from tests.support.constrained import accepts, compile_format, demo_constraints, demo_tokenizer
 
 HANGS = (
@@ -77,6 +80,43 @@ def test_kept_formats_are_bounded_by_their_texts() -> None:
 
     assert constraints.find_kept(large) is None
     assert constraints.find_kept(other) is not None
+
+
+def test_a_rest_leaves_no_format_kept() -> None:
+    """What was compiled for streams to come is compiled anew; who has it goes on with it."""
+    constraints = Constraints(demo_tokenizer(), demo_tokenizer().vocab_size)
+    former = constraints.compile(choice("first"))
+    constraints.rest()
+
+    assert constraints.find_kept(choice("first")) is None
+    assert accepts(former, "first")
+    assert constraints.compile(choice("first")) is not former
+
+
+def test_a_format_that_its_rows_have_filled_up_is_not_kept() -> None:
+    """Rows share what they have met, which is bounded: beyond it each would be refused for ever."""
+    limits = LLParserLimits(max_lexer_states=200)
+    tokenizer = demo_tokenizer()
+    constraints = Constraints(tokenizer, tokenizer.vocab_size, limits=lambda _: limits)
+    wanted = ResponseFormat(FormatKind.REGEX, "(a|b)*a(a|b){400}")
+    kept = constraints.compile(wanted)
+    assert constraints.find_kept(wanted) is kept
+
+    with pytest.raises(InvalidRequest, match="too many states"):
+        follow(kept, tokenizer, "a" * 300)
+    with pytest.raises(InvalidRequest, match="too many states"):
+        follow(kept, tokenizer, "b" + "a" * 299)
+
+    assert constraints.find_kept(wanted) is None
+    follow(constraints.compile(wanted), tokenizer, "ab")
+
+
+def follow(constraint: Constraint, tokenizer: Tokenizer, text: str) -> None:
+    """Follow a text with a row of its own."""
+    matcher = constraint.start()
+    for token_id in tokenizer.encode(text, begin_text=False):
+        assert matcher.try_accept(token_id)
+    matcher.mask()
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import itertools
 import threading
+from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -36,10 +38,10 @@ def standard(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return MEMORIES["standard"](tmp_path_factory.mktemp("standard"))
 
 
-def cold_ids(model: Path, prompt: tuple[int, ...], **options: object) -> list[int]:
+@cache
+def cold_ids(model: Path, prompt: tuple[int, ...]) -> list[int]:
     """Return what an engine without any memory answers."""
-    cold = tiny_engine(model, keeps_spares=False, **options)  # type: ignore[arg-type]
-    return cold.alone(prompt).ids
+    return tiny_engine(model, keeps_spares=False).alone(prompt).ids
 
 
 def ask(tiny: TinyEngine, prompt: tuple[int, ...]) -> tuple[list[int], int]:
@@ -97,7 +99,7 @@ def test_only_what_layers_hold_is_written(memory: tuple[str, Path], tmp_path: Pa
 @pytest.mark.parametrize("kv", [KVFormat.Q8, KVFormat.Q4])
 def test_few_bits_come_back_as_they_were(tmp_path: Path, kv: KVFormat) -> None:
     """The demo model's quantised keys and values, bit for bit: the same tokens as from memory."""
-    options = {"context_length": 512, "kv": kv}
+    options: dict[str, Any] = {"context_length": 512, "kv": kv}
     with engine_with_disk(DEMO, tmp_path / "blocks", save=True, **options) as first:
         ask(first, PROMPT)
         from_memory, cached = ask(first, (*PROMPT[: WHOLE + 1],))
@@ -216,6 +218,19 @@ def held(standard: Path, tmp_path: Path) -> Held:
     with engine_with_disk(standard, tmp_path / "blocks", save=True) as first:
         ask(first, PROMPT)
     return Held()
+
+
+def test_the_log_tells_what_came_from_disk(standard: Path, tmp_path: Path) -> None:
+    """Of what a prompt did not evaluate: all of it after a restart, nothing once memory has it."""
+    with engine_with_disk(standard, tmp_path / "blocks", save=True) as first:
+        ask(first, PROMPT)
+
+    with engine_with_disk(standard, tmp_path / "blocks") as second, capture_logs() as logs:
+        ask(second, FURTHER)
+        ask(second, FURTHER)
+
+    hits = [(log["cached"], log["from_disk"]) for log in logs if log["event"] == "prefix hit"]
+    assert hits == [(WHOLE, WHOLE), (len(FURTHER) - 1, 0)]
 
 
 def test_other_rows_go_on_while_one_waits(standard: Path, tmp_path: Path, held: Held) -> None:

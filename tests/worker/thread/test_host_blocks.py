@@ -120,9 +120,23 @@ def test_what_a_load_fixes_tells_forms_apart(model: Path, tmp_path: Path) -> Non
         ask(host)
         for other in ({"digest": "e" * 64}, {"context": 448}):
             host.unload(ModelUnloaded("tiny"))
-            load(host, model, **other)  # type: ignore[arg-type]
+            load(host, model, **other)
             assert ask(host)[1] == 0
     assert len(list(folder.path.iterdir())) == 3
+
+
+def test_another_mlx_finds_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An update of the library may round in another way."""
+    folder = DiskFolder(tmp_path / "blocks", 1 << 30)
+    with hosting(folder) as host:
+        load(host, model)
+        ask(host)
+        host.unload(ModelUnloaded("tiny"))
+        monkeypatch.setattr("mlxd_worker.thread.blocks.version", lambda name: f"{name} 999")
+        load(host, model)
+        assert ask(host)[1] == 0
 
 
 def test_without_a_folder_nothing_is_kept(model: Path) -> None:

@@ -12,11 +12,12 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.domain.errors import ModelUnloaded
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.engine.request import StreamId, Submit
 from mlxd_worker.servicers.metrics import prefix_counters
-from mlxd_worker.thread.facts import Figures, LoadJob, PrefixFigures
+from mlxd_worker.thread.facts import Figures, Loaded, LoadJob, PrefixFigures
 from mlxd_worker.thread.host import ModelHost
 from tests.support.engines import GREEDY, Collected
 from tests.support.mlx_memory import live_nbytes
@@ -35,10 +36,10 @@ class Hosted:
     folder: Path
     streams: int = 0
 
-    def load(self, **options: Any) -> None:
-        """Load the model."""
+    def load(self, **options: Any) -> Loaded:
+        """Load the model; return what is known of it."""
         spec = LoadSpec(rows_max=2, **options)
-        self.host.load(LoadJob(self.folder, "tiny", "d" * 64, spec), lambda _: None)
+        return self.host.load(LoadJob(self.folder, "tiny", "d" * 64, spec), lambda _: None)
 
     def submit(self, prompt: tuple[int, ...], *, max_tokens: int = 8) -> Collected:
         """Submit a greedy stream."""
@@ -100,6 +101,27 @@ def test_what_is_kept_has_an_account(hosted: Hosted) -> None:
     assert accounts_of(figures)["prefix"] == 107 * 2 * 2 * 2 * 8 * 4
     assert (accounts_of(figures)["kv"], figures.prefix_snapshots) == (0, 1)
     assert abs(figures.unaccounted_nbytes - others_nbytes) <= 64 << 10
+
+
+def test_a_rest_leaves_mlxs_pool_empty(hosted: Hosted) -> None:
+    """What was freed is kept for the next stream, and goes when none comes."""
+    hosted.load()
+    mx.eval(mx.zeros(POOLED // 4))
+    assert mx.get_cache_memory() >= POOLED
+
+    hosted.host.rest()
+    assert mx.get_cache_memory() == 0
+
+
+def test_a_rest_leaves_no_format_compiled(hosted: Hosted) -> None:
+    """What a format's rows have met is in no account, and grows with each of them."""
+    constraints = hosted.load().constraints
+    wanted = ResponseFormat(FormatKind.JSON_OBJECT)
+    constraints.compile(wanted)
+    assert constraints.find_kept(wanted) is not None
+
+    hosted.host.rest()
+    assert constraints.find_kept(wanted) is None
 
 
 def test_a_shrink_takes_spare_arenas_before_snapshots(hosted: Hosted) -> None:

@@ -17,6 +17,8 @@ from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any, Final
 
+from llguidance import LLParserLimits
+
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
@@ -34,7 +36,7 @@ from mlxd_worker.constraints.vocabulary import (
 )
 from mlxd_worker.engine.masks.calls import CallConstraint, Marks
 from mlxd_worker.engine.masks.constraint import Constraint
-from mlxd_worker.engine.masks.limits import HEADER, REASON_CHARS_MAX, reason
+from mlxd_worker.engine.masks.limits import HEADER, REASON_CHARS_MAX, limits_of, reason
 from mlxd_worker.killable.pool import Pool
 from mlxd_worker.killable.questions import Closed, Died, Late
 from mlxd_worker.text.spelling import UnknownDecoder
@@ -58,11 +60,17 @@ class Constraints:
     """The compiled formats of one model. Any thread."""
 
     def __init__(
-        self, tokenizer: Tokenizer, vocab_size: int, controls: Mapping[str, int] = NO_CONTROLS
+        self,
+        tokenizer: Tokenizer,
+        vocab_size: int,
+        controls: Mapping[str, int] = NO_CONTROLS,
+        *,
+        limits: Callable[[str], LLParserLimits] = limits_of,
     ) -> None:
         """Tell the library of the vocabulary, which holds the interpreter for up to a second.
 
         controls: the ids of the spellings that steer a chat.
+        limits: what the library may spend on a constraint in its notation; not on one of calls.
         """
         self._lock = threading.Lock()
         self._kept: OrderedDict[Wanted, Constraint] = OrderedDict()
@@ -74,7 +82,7 @@ class Constraints:
         self._problem = ""
         try:
             self._tokens = token_bytes(tokenizer, vocab_size)
-            self._vocabulary = Vocabulary(self._tokens)
+            self._vocabulary = Vocabulary(self._tokens, limits)
         except UnknownDecoder as error:
             self._problem = f"not with this model: {error}"
 
@@ -84,12 +92,26 @@ class Constraints:
         return self._vocabulary is not None
 
     def find_kept(self, wanted: Wanted) -> Constraint | None:
-        """Return a format that is compiled already."""
+        """Return a format that is compiled already; none that its rows have filled up."""
         with self._lock:
             constraint = self._kept.get(wanted)
-            if constraint is not None:
-                self._kept.move_to_end(wanted)
+            if constraint is None:
+                return None
+            if constraint.turns.full:
+                del self._kept[wanted]
+                self._kept_chars -= _chars(wanted)
+                return None
+            self._kept.move_to_end(wanted)
             return constraint
+
+    def rest(self) -> None:
+        """Keep no format any more; rows that have one keep theirs.
+
+        What a format's rows have met stays with it: up to 30 MB, which no account has.
+        """
+        with self._lock:
+            self._kept.clear()
+            self._kept_chars = 0
 
     def compile(self, wanted: Wanted, trials: Pool | None = None) -> Constraint:
         """Compile a format and keep it; takes milliseconds, or seconds for a monstrous one.

@@ -8,12 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from dataclasses import field as filled
 from typing import Final
 
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.engine.masks.constraint import Constraint, NamedTokens, trim
@@ -52,7 +52,11 @@ def token_bytes(tokenizer: Tokenizer, vocab_size: int) -> TokenBytes:
 class Vocabulary:
     """A vocabulary as the library knows it."""
 
-    def __init__(self, tokens: TokenBytes) -> None:
+    def __init__(
+        self, tokens: TokenBytes, limits: Callable[[str], LLParserLimits] = limits_of
+    ) -> None:
+        """Tell the library; `limits`: what it may spend on a constraint in its notation."""
+        self._limits = limits
         size = len(tokens.pieces)
         words = -(-size // 32)
         eos_ids = list(tokens.eos_ids)
@@ -73,7 +77,7 @@ class Vocabulary:
         Raises:
             InvalidRequest: the library refuses it.
         """
-        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=limits_of(source))
+        matcher = LLMatcher(self._tokenizer, source, log_level=0, limits=self._limits(source))
         first_mask = b"" if matcher.is_error() else matcher.compute_bitmask()
         if matcher.is_error():
             raise InvalidRequest.of(field, reason(matcher.get_error()))

@@ -7,6 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
+from importlib.metadata import version
+
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX
 from mlxd_shared.blocks.chain import BLOCK_TOKENS, Form, name_of_form
 from mlxd_shared.blocks.folder import FolderRefused
@@ -49,6 +51,7 @@ def open_blocks(
         weights=weights,
         context_length=context_length,
         device=device.value,
+        library=f"mlx {version('mlx')}",
         layers=describe_layers(caches.layers),
         block_tokens=block_tokens,
     )

@@ -161,9 +161,11 @@ class ModelHost:
             self._resident.engine.fail_all(error)
 
     def rest(self) -> None:
-        """Give back the arenas that are kept for streams to come."""
+        """Give back what is kept for streams to come: arenas, MLX's pool, compiled formats."""
         if self._resident is not None:
             self._resident.caches.rest()
+            mx.clear_cache()
+            self._resident.facts.constraints.rest()
             trim_heap()
 
     def settle(self) -> Figures:

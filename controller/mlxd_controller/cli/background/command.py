@@ -11,11 +11,11 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.background.units import Service, Step, launchd, systemd
 from mlxd_controller.cli.configuration.reading import PATH_VARIABLE, find_path
 from mlxd_controller.cli.configuration.values import LEFT_OUT
 from mlxd_controller.cli.outcome import ExitCode, complain, leave, usage_error
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import SERVICE_COMMAND_S
 
 service = typer.Typer(

@@ -20,7 +20,7 @@ from typing import NoReturn
 import typer
 
 from mlxd_controller.cli.outcome import ExitCode, complain, leave, run, usage_error
-from mlxd_controller.cli.show import log_line
+from mlxd_controller.cli.terminal.show import log_line
 from mlxd_controller.launcher.run_dir import name_of
 from mlxd_shared.config import DETACHED_START_S, MIB
 from mlxd_shared.domain.errors import InvalidRequest

@@ -27,6 +27,7 @@ from mlxd_controller.agents import (
     pattern_of,
     shell_lines,
 )
+from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import rest_of_line
 from mlxd_controller.cli.outcome import ExitCode, leave, report, usage_error
@@ -50,12 +51,10 @@ def launch(
     ],
     model: Annotated[
         str | None,
-        typer.Argument(help="The model to work with.  [default: what the agent's own names mean]"),
+        named_model("The model to work with.  [default: what the agent's own names mean]"),
     ] = None,
     *,
-    url: Annotated[
-        str, typer.Option(metavar="URL", envvar="MLXD_HTTP_URL", help="Where the gateway is.")
-    ] = DEFAULT_URL,
+    url: Annotated[str, typer.Option(metavar="URL", help="Where the gateway is.")] = DEFAULT_URL,
     tls_ca: Annotated[
         Path | None, typer.Option(help="The authorities that signed its certificate, as PEM.")
     ] = None,

@@ -10,12 +10,12 @@ from pathlib import Path
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.configuration.keys import KEYS, MODELS, Key
 from mlxd_controller.cli.configuration.reading import Configuration
 from mlxd_controller.cli.configuration.values import LEFT_OUT, describe_value
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.cli.stores import hub_cache_of, models_dir_of, ollama_of
+from mlxd_controller.cli.terminal import show
 
 config = typer.Typer(
     name="config",

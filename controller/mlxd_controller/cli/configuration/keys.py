@@ -85,6 +85,10 @@ KEYS: Final[tuple[Key, ...]] = (
     _client("client.tls_ca", Kind.FILE),
     _client("client.tls_cert", Kind.FILE),
     _client("client.tls_key", Kind.FILE),
+    Key(
+        "client.http_url", "MLXD_HTTP_URL", Kind.TEXT, ("launch.url",),
+        default=f"http://{config.DEFAULT_HTTP_ADDRESS}",
+    ),
     _serve("server.tls_cert", Kind.FILE, variable="MLXD_SERVER_TLS_CERT"),
     _serve("server.tls_key", Kind.FILE, variable="MLXD_SERVER_TLS_KEY"),
     _serve("server.tls_client_ca", Kind.FILE, variable="MLXD_SERVER_TLS_CLIENT_CA"),
@@ -119,6 +123,7 @@ KEYS: Final[tuple[Key, ...]] = (
     ),
     _serve("http.listen", Kind.ADDRESS, "http", default="no HTTP"),
     _serve("http.origins", Kind.TEXTS, "http_origin", default="[]"),
+    _serve("http.no_agent_rules", Kind.FLAG, default="false"),
     _serve("metrics.listen", Kind.ADDRESS, "metrics", default="no metrics"),
     _serve("metrics.vllm_aliases", Kind.FLAG, "metrics_vllm_aliases", default="false"),
     _serve("workers.attach", Kind.TEXTS, "worker", default="[]"),

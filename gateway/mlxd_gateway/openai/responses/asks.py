@@ -74,6 +74,7 @@ def ask_response(request: r.ResponseRequest, history: Sequence[Item]) -> Ask:
         logprobs=_logprobs(request),
         response_format=_format(request.text),
         fields={**names, **FIELDS},
+        places=tuple(f"chat.messages[{index}]" for index in range(len(messages))),
     )
 
 

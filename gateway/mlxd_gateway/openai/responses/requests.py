@@ -10,6 +10,7 @@ from msgspec import Raw
 from mlxd_gateway.common.fates import ABSENT, Foreign, foreign, honour, pass_over, turn_down
 from mlxd_gateway.openai.requests import NO_SIGHT, OF_ACCOUNT, FormatObject, FormatText
 from mlxd_gateway.openai.responses.items import NO_CUSTOM, NO_TOOLS, UNSEEN, Item
+from mlxd_shared import config
 
 LOGPROBS = "message.output_text.logprobs"
 KEPT_BY_ITSELF = "prefixes are kept by themselves"
@@ -146,14 +147,14 @@ class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
 class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     """POST /v1/responses."""
 
-    input: str | list[Item]
+    input: str | Annotated[list[Item], msgspec.Meta(max_length=config.HTTP_ITEMS_MAX)]
     model: str = ""
     instructions: str | None = None
     previous_response_id: str | None = None
     store: Annotated[bool | None, honour("for a while: true unless it is said")] = None
     stream: bool | None = None
     stream_options: StreamOptions | None = None
-    tools: list[Tool] | None = None
+    tools: Annotated[list[Tool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None = None
     tool_choice: Literal["none", "auto", "required"] | Choice | None = None
     parallel_tool_calls: bool | None = None
     text: TextConfig | None = None

@@ -16,7 +16,7 @@ import pytest
 
 from mlxd import Client
 from mlxd_controller.cli.background.detaching import LOOK_S, answers, default_log
-from mlxd_controller.cli.commands.serve import LISTENING
+from mlxd_controller.cli.commands.serving.serve import LISTENING
 from tests.support.cli import LIMIT_S, Ran, mlxd, start
 from tests.support.ports import own_port
 

@@ -63,7 +63,7 @@ async def test_show_names_who_says_each_value(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_a_file_that_is_refused_stops_what_would_use_it(tmp_path: Path) -> None:
-    """With 2, the file and the key; its path and the version can be asked for all the same."""
+    """With 2, the file and the key; its path, the version and a doctor are there all the same."""
     path = write(tmp_path, "adress = 'x:1'")
     ps, shown = await mlxd("ps", MLXD_CONFIG=path), await mlxd("config", "show", MLXD_CONFIG=path)
     for ran in (ps, shown):
@@ -76,6 +76,10 @@ async def test_a_file_that_is_refused_stops_what_would_use_it(tmp_path: Path) ->
     assert (where.code, where.out) == (0, f"{path}\n")
     assert version.code == 0
     assert (await mlxd("config", "path")).out == "none\n"
+    doctor = await mlxd("doctor", "--no-engine", "--json", MLXD_CONFIG=path, MLXD_ADDRESS=NOWHERE)
+    (report,) = doctor.objects
+    assert doctor.code == 1
+    assert report["findings"][0]["text"].startswith(f"{path}: adress: there is no such key")
 
 
 @pytest.mark.asyncio

@@ -100,6 +100,25 @@ def test_a_call_that_is_wrong_has_its_items_name() -> None:
     assert ask.rename(wire) == "input[2].arguments"
 
 
+def test_what_is_wrong_has_its_items_name_though_rules_move_it() -> None:
+    """Where a head was left out, and a reminder is the end of a call's answer, none counts on."""
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": "o"}
+    reminder = {"role": "user", "content": "<system-reminder>r</system-reminder>"}
+    user = {"role": "user", "content": "u"}
+    items = [user, call, result, reminder, user]
+    ask = ask_of(instructions="x-anthropic-billing-header: a=b;", input=items).settle()
+    assert isinstance(ask.prompt, Chat)
+    roles = [message.role for message in ask.prompt.messages]
+    assert roles == ["user", "assistant", "tool", "user"]
+    assert ask.rename("chat.messages[0].content") == "input[0].content"
+    assert ask.rename("chat.messages[1].tool_calls[0].id") == "input[1].call_id"
+    assert ask.rename("chat.messages[1].tool_calls[0].arguments_json") == "input[1].arguments"
+    assert ask.rename("chat.messages[2].content") == "input[2].output"
+    assert ask.rename("chat.messages[3]") == "input[4]"
+    assert ask_of().settle().rename("chat.messages[0].content") == "input"
+
+
 def test_tools_and_who_decides_on_calls() -> None:
     """A tool is offered in a chat's form; each choice is one of the wire's."""
     wanted: list[tuple[object, ToolChoice, str]] = [
@@ -144,7 +163,6 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("background", {"background": True}),
     ("truncation", {"truncation": "auto"}),
     ("conversation", {"conversation": "conv_1"}),
-    ("input", {"input": [{"role": "user", "content": ""}] * (config.HTTP_ITEMS_MAX + 1)}),
 ]  # fmt: skip
 
 
@@ -154,6 +172,16 @@ def test_what_cannot_be_honoured_is_refused(field: str, fields: dict[str, Any]) 
     with pytest.raises(BadField) as caught:
         ask_of(**fields)
     assert caught.value.failure.field == field
+
+
+def test_items_are_counted_with_those_before_them() -> None:
+    """A conversation that has as many as there may be is not gone on from."""
+    said = [Message("user", "")] * config.HTTP_ITEMS_MAX
+    request = read(input=[{"role": "user", "content": ""}])
+    assert ask_response(request, said[1:])
+    with pytest.raises(BadField) as caught:
+        ask_response(request, said)
+    assert caught.value.failure.field == "input"
 
 
 def test_what_asks_for_nothing_is_good() -> None:

@@ -115,7 +115,7 @@ class PrefixDisk:
         return self.tier.read(
             (*needed[:count], *states),
             nbytes=chosen.nbytes,
-            patience_s=patience_s(rates, chosen.tokens - start),
+            patience_s=patience_s(rates, chosen, start=start),
         )
 
     def note_use(self, key: Key, match: Match[Kind, Snapshot], used: int) -> None:
@@ -132,6 +132,8 @@ class PrefixDisk:
 
         idle: nothing else is to be done: wait for room, not for long.
         """
+        if not self.tier.writes:
+            self._wanted.clear()
         while self._wanted and self.tier.has_room():
             block_id = next(iter(self._wanted))
             block = self._cut(block_id, self._wanted.pop(block_id))

@@ -7,6 +7,8 @@ Invariants:
   one block. Whoever reads has a thread of his own: a read never waits for a write.
 - A reading gives its blocks in order, up to the first that is missing.
 - Both threads end with `close`, or with the process: what they are at is then not there.
+- A thread that fails ends with a line in the log. Nobody waits for what it would have done: a
+  reading is over, a write is not.
 """
 
 from __future__ import annotations
@@ -20,17 +22,21 @@ from typing import Final
 from mlxd_shared.blocks.block_file import Block, BlockId
 from mlxd_shared.blocks.policy import READ_ASSUMED_NBYTES_S, Meter, Rates
 from mlxd_shared.blocks.store import BlockStore
+from mlxd_shared.ops.logs import get_logger
 
 IN_FLIGHT_NBYTES: Final = 64 << 20
 """Of blocks of 8 to 32 MiB two at least: one is read while the other is put back."""
 
 WAIT_S: Final = 0.01
 
+_WRITER, _READER = "prefix-writer", "prefix-reader"
+_log = get_logger("prefix disk")
+
 
 class Reading:
     """Blocks that are wanted of the disk, in order. Its tier's affair but for the deadline."""
 
-    def __init__(self, blocks: Sequence[BlockId], *, nbytes: int, deadline_s: float | None) -> None:
+    def __init__(self, blocks: Sequence[BlockId], *, nbytes: int, deadline_s: float) -> None:
         """Ask for `blocks`; after `deadline_s`, on the tier's clock, nobody waits for them.
 
         nbytes: how large their files are.
@@ -64,13 +70,12 @@ class BlockTier:
         self._readings: deque[Reading] = deque()
         self._read_nbytes = 0
         self._closed = False
+        self._failed: set[str] = set()
+        """Names of threads that a fault has ended."""
         self._read_rate, self._write_rate = Meter(), Meter()
         self._threads = tuple(
-            threading.Thread(target=work, name=name, daemon=True)
-            for name, work in (
-                ("prefix-writer", self._write_all),
-                ("prefix-reader", self._read_all),
-            )
+            threading.Thread(target=self._run, args=(name, work), name=name, daemon=True)
+            for name, work in ((_WRITER, self._write_all), (_READER, self._read_all))
         )
         for thread in self._threads:
             thread.start()
@@ -84,7 +89,7 @@ class BlockTier:
     @property
     def writes(self) -> bool:
         """Whether what is handed over can still be written."""
-        return self.store.writable and not self._closed and self._threads[0].is_alive()
+        return self.store.writable and not self._closed and _WRITER not in self._failed
 
     def has_room(self) -> bool:
         """Tell whether a block can be handed over now."""
@@ -103,10 +108,12 @@ class BlockTier:
         with self._change:
             return any(waiting.id == block for waiting in self._writes)
 
-    def read(self, blocks: Sequence[BlockId], *, nbytes: int, patience_s: float | None) -> Reading:
-        """Begin to read blocks, `nbytes` in all; `take` gives them, in order."""
-        deadline_s = None if patience_s is None else self.clock() + patience_s
-        reading = Reading(blocks, nbytes=nbytes, deadline_s=deadline_s)
+    def read(self, blocks: Sequence[BlockId], *, nbytes: int, patience_s: float) -> Reading:
+        """Begin to read blocks, `nbytes` in all; `take` gives them, in order.
+
+        After `patience_s` what has not arrived will not come any more.
+        """
+        reading = Reading(blocks, nbytes=nbytes, deadline_s=self.clock() + patience_s)
         with self._change:
             self._readings.append(reading)
             self._change.notify_all()
@@ -124,11 +131,12 @@ class BlockTier:
 
     def is_over(self, reading: Reading) -> bool:
         """Tell whether everything that will come has been taken, or it is too late for the rest."""
-        late = reading.deadline_s is not None and self.clock() > reading.deadline_s
+        late = self.clock() > reading.deadline_s
         with self._change:
             if reading.arrived:
                 return False
-            return late or not (reading.waiting or reading.is_read)
+            ended = self._closed or _READER in self._failed
+            return late or ended or not (reading.waiting or reading.is_read)
 
     def cancel(self, reading: Reading) -> None:
         """Let a reading's blocks go; nothing more of it is read."""
@@ -146,9 +154,12 @@ class BlockTier:
                 self._change.wait(WAIT_S)
 
     def flush(self, *, timeout_s: float) -> bool:
-        """Wait until everything is written; False where that takes too long."""
+        """Wait until everything is written; False where that takes too long, or cannot be."""
         with self._change:
-            return self._change.wait_for(lambda: not self._writes, timeout=timeout_s)
+            self._change.wait_for(
+                lambda: not self._writes or _WRITER in self._failed, timeout=timeout_s
+            )
+            return not self._writes
 
     def close(self, *, timeout_s: float) -> None:
         """Let both threads end with what they are at, wait so long, close the store; idempotent.
@@ -165,6 +176,16 @@ class BlockTier:
             thread.join(timeout_s)
         if not any(thread.is_alive() for thread in self._threads):
             self.store.close()
+
+    def _run(self, name: str, work: Callable[[], None]) -> None:
+        """Work until the end; a fault is told of once, and ends this thread alone."""
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the thread's last words
+            with self._change:
+                self._failed.add(name)
+                self._change.notify_all()
+            _log.critical("a thread of the prefix disk failed", thread=name, exc_info=error)
 
     def _write_all(self) -> None:
         while True:

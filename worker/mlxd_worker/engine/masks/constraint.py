@@ -31,7 +31,7 @@ from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_worker.engine.masks.limits import is_beyond_limits, reason
+from mlxd_worker.engine.masks.limits import is_beyond_limits, is_full, reason
 
 
 class ConstraintFault(Exception):
@@ -41,10 +41,12 @@ class ConstraintFault(Exception):
 class Turns:
     """What the rows of one constraint share: one at a time is in the library."""
 
-    __slots__ = ("lock", "slow")
+    __slots__ = ("full", "lock", "slow")
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
+        self.full = False
+        """Whether they have met as many states as the library keeps: to no row it gives more."""
         self.slow: WeakSet[Matcher] = WeakSet()
         """Those whose masks keep the others waiting; who has gone is none of them."""
 
@@ -200,6 +202,8 @@ class Matcher:
         if not self.native.is_error():
             return
         message = self.native.get_error()
+        if is_full(message):
+            self.constraint.turns.full = True
         if is_beyond_limits(message):
             problem = f"too much at once: {reason(message)}"
             raise InvalidRequest.of(self.constraint.field, problem)

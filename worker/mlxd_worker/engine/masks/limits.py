@@ -34,13 +34,14 @@ def limits_of(source: str) -> LLParserLimits:
         initial_lexer_fuel=2_000_000,
         step_lexer_fuel=200_000,
         step_max_items=50_000,
-        max_lexer_states=50_000,  # of 1 to 2 kB each, and every row has its own
+        max_lexer_states=50_000,  # of some 0.5 kB each, which all rows of a constraint share
         max_grammar_size=500_000,
         verbose_errors=False,
     )
 
 
 _BEYOND: Final = ("limit", "max is", "too big", "too large", "too many", "too complex")
+_FULL: Final = "too many states"
 _PANIC: Final = "panic: "
 _DEAD_END: Final = "NoExtension"
 
@@ -49,6 +50,11 @@ def is_beyond_limits(message: str) -> bool:
     """Tell whether the library gave up because of its limits, and not because of a fault."""
     lowered = message.lower()
     return any(sign in lowered for sign in _BEYOND)
+
+
+def is_full(message: str) -> bool:
+    """Tell whether the rows of a constraint have met as many states as are kept for them all."""
+    return _FULL in message
 
 
 def reason(message: str) -> str:

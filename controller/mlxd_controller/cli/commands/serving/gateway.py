@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from mlxd_controller.cli.commands.serve import allow_open_files
+from mlxd_controller.cli.commands.serving.serve import allow_open_files
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import NoAgentRules, Origins
 from mlxd_controller.cli.outcome import usage_error

@@ -10,12 +10,12 @@ import typer
 
 from mlxd.messages import FitReport, Model
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
-from mlxd_controller.cli.progress import ByteBar
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal import show
+from mlxd_controller.cli.terminal.progress import ByteBar
 from mlxd_shared.config import PREFIX_MEMORY_FRACTION
 from mlxd_shared.domain.errors import ModelNotFound
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights

@@ -11,11 +11,11 @@ import typer
 
 from mlxd.messages import Model, ModelState
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, usage_error
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import (
     UNLOAD_GRACE_DEFAULT_S,
     WATCH_INTERVAL_DEFAULT_S,

@@ -12,7 +12,7 @@ import sys
 import typer
 
 from mlxd.answers import Delta, Finished
-from mlxd_controller.cli import show
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.ops.terminal import without_steering
 
 

@@ -11,12 +11,12 @@ from typing import Annotated, Any
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, is_unreachable, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.stores import Stores, models_dir_of
+from mlxd_controller.cli.terminal import show
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.aliases import read_aliases, remove_alias, set_alias
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of

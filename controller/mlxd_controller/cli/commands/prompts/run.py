@@ -20,10 +20,9 @@ import typer
 from mlxd import Client
 from mlxd.answers import Delta, Finished
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.commands.generate import MaxTokens, Stats, conclude
+from mlxd_controller.cli.commands.prompts.generate import MaxTokens, Stats, conclude
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.line_editor import AnswerWriter, Interrupted, LineEditor
 from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
@@ -33,8 +32,9 @@ from mlxd_controller.cli.outcome import (
     report,
     usage_error,
 )
-from mlxd_controller.cli.progress import ByteBar
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal.line_editor import AnswerWriter, Interrupted, LineEditor
+from mlxd_controller.cli.terminal.progress import ByteBar
 from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, answer_of, json_object
 from mlxd_shared.domain.errors import MlxdError, NoChatTemplate
 from mlxd_shared.domain.requests import SamplingOptions

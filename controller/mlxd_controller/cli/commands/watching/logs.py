@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import LINES_KEPT_MAX
 from mlxd_shared.ops.terminal import escape
 

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.outcome import exit_code_of, leave
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.domain.errors import BadCredentials, InvalidRequest, MlxdError
 from mlxd_shared.security.key_file import editing, read_keys
 from mlxd_shared.security.keys import Key, Scope, check_key, hash_of, make_secret

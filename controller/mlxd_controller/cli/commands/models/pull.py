@@ -12,8 +12,8 @@ import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.outcome import ExitCode, exit_code_of, leave, usage_error
-from mlxd_controller.cli.progress import ByteBar
 from mlxd_controller.cli.stores import hub_cache_of
+from mlxd_controller.cli.terminal.progress import ByteBar
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.units import format_bytes
 

@@ -8,11 +8,11 @@ from typing import Annotated, Any
 import typer
 
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
-from mlxd_controller.cli.commands.generate import ModelName
+from mlxd_controller.cli.commands.prompts.generate import ModelName
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, read_lines, usage_error
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import SCORE_CONTINUATIONS_MAX
 from mlxd_shared.domain.requests import Reranking, Score, ScoredText
 

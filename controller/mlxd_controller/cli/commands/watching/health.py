@@ -9,10 +9,10 @@ import typer
 
 from mlxd import RemoteError
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import HEALTH_TIMEOUT_S
 
 Service = Annotated[

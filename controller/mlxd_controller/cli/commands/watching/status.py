@@ -8,11 +8,11 @@ import typer
 
 from mlxd.messages import DeviceStatus, Status, WorkerStatus
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal import show
 from mlxd_shared import config
 from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.domain.units import format_bytes, format_duration

@@ -11,14 +11,14 @@ import typer
 
 from mlxd import Stream
 from mlxd.answers import Delta, Finished
-from mlxd_controller.cli import formats as f
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli import show
-from mlxd_controller.cli.commands.printing import ChoicePrinter
+from mlxd_controller.cli.commands.prompts import formats as f
+from mlxd_controller.cli.commands.prompts.printing import ChoicePrinter
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, usage_error
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import CHOICES_MAX
 from mlxd_shared.domain.requests import FinishReason
 

@@ -8,8 +8,8 @@ import pytest
 
 from mlxd.v1 import inference_pb2 as pb
 from mlxd.v1 import model_pb2, types_pb2
-from mlxd_controller.cli.commands.run import converse
-from mlxd_controller.cli.line_editor import Interrupted, LineEditor
+from mlxd_controller.cli.commands.prompts.run import converse
+from mlxd_controller.cli.terminal.line_editor import Interrupted, LineEditor
 from mlxd_shared.domain import errors
 from mlxd_shared.domain.errors import MlxdError
 from tests.fakes import replies

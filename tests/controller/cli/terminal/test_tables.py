@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlxd_controller.cli.tables import lay_out
+from mlxd_controller.cli.terminal.tables import lay_out
 
 COLUMNS = ("name", "size", "path")
 ROWS = [("demo, tiny", "12 MiB", "/models/demo"), ("日本", "3 MiB", "/x")]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlxd.messages import DeviceStatus, ProcessRole, Status
-from mlxd_controller.cli.commands.status import describe
+from mlxd_controller.cli.commands.watching.status import describe
 from mlxd_shared.config import GIB
 from mlxd_shared.domain.figures import HostMemory
 

@@ -1,0 +1,1 @@
+"""Commands that send a model text and print what comes back."""

@@ -1,0 +1,1 @@
+"""Commands that tell how a server and its workers are."""

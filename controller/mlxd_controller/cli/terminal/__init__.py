@@ -1,0 +1,1 @@
+"""What a terminal shows: lines, tables, bars of progress, and a line that is being typed."""

@@ -1,0 +1,1 @@
+"""Tests of single commands, in the rooms of the commands."""

@@ -1,0 +1,1 @@
+"""Tests of commands that send a model text."""

@@ -1,0 +1,1 @@
+"""Tests of commands that tell how a server is."""
