@@ -104,7 +104,8 @@ def check_stores(facts: Facts) -> Iterator[Finding]:
         elif not store.there:
             yield Finding("store", State.NOTE, f"{at} is not there")
         else:
-            yield Finding("store", State.FINE, f"{at}: {store.models} models")
+            count = "1 model" if store.models == 1 else f"{store.models} models"
+            yield Finding("store", State.FINE, f"{at}: {count}")
 
 
 def check_secrets(facts: Facts) -> Iterator[Finding]:

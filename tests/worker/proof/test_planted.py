@@ -18,7 +18,7 @@ from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.paths import PATHS
 from mlxd_worker.proof.prover import Prover, Result
 from mlxd_worker.proof.subjects import Subject, make_subject
-from mlxd_worker.proof.timing import MakeRun, Run, time_path
+from mlxd_worker.proof.timing import ROUNDS, MakeRun, Run, time_path
 from mlxd_worker.proof.tokenizing import check_tokenizer
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.proof.planted import Spoil, plant
@@ -137,6 +137,16 @@ def test_a_slow_fast_path(cost: int, sound: Subject, *, slow: bool) -> None:
     assert [result.check for result in results] == [f"speed of {path}" for path in ON_CPU]
     assert [r.off for r in results if r.problem] == ([FastPath.LANES] if slow else [])
     assert SWITCHES.is_on(FastPath.LANES) is not slow
+
+
+def test_every_timed_run_says_that_it_begins(sound: Subject) -> None:
+    """A slow machine is not taken for one that hangs."""
+    steps: list[str] = []
+    make, clock = ticking(FastPath.LANES, cost=0)
+    time = partial(time_path, clock=lambda: next(clock))
+    Prover(lambda _: None, steps.append).prove_speed(sound, make, time=time)
+
+    assert steps == [f"the speed of {path}" for path in ON_CPU for _ in range(2 + 2 * ROUNDS)]
 
 
 def test_a_broken_tokenizer(tmp_path: Path) -> None:

@@ -7,8 +7,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Callable, Iterator
+from typing import Final, cast
 
 import mlx.core as mx
 
@@ -43,25 +43,32 @@ def describe_packing(packing: Packing) -> str:
     return f"{packing.mode.value}, {packing.bits} bits, groups of {packing.group_size}{loads}"
 
 
-def compare_products(packing: Packing, kind: DeviceKind) -> str | None:
-    """Return how products with a packing's weights disagree with those of its numbers, or None."""
+def compare_products(
+    packing: Packing, kind: DeviceKind, multiply: Callable[..., mx.array] = packed_product
+) -> str | None:
+    """Return how products with a packing's weights disagree with those of its numbers, or None.
+
+    multiply: called as `packed_product` is.
+    """
     form = form_on(kind)
     allowed = TOLERANCES[form].relative
-    keys = mx.random.split(mx.random.key(73), 2)
-    for inputs in (packing.group_size, WIDTH):
-        weight = mx.random.normal((OUTPUTS, inputs), key=keys[0]).astype(DTYPES[form])
-        layout = {"group_size": packing.group_size, "bits": packing.bits}
-        mode = packing.mode.value
-        words, scales, *offsets = mx.quantize(weight, **layout, mode=mode)
+    weight_key, rows_key = mx.random.split(mx.random.key(73), 2)
+    size, bits, mode = packing.group_size, packing.bits, packing.mode.value
+    for inputs in (size, WIDTH):
+        weight = mx.random.normal((OUTPUTS, inputs), key=weight_key).astype(DTYPES[form])
+        words, scales, *offsets = mx.quantize(weight, size, bits, mode=mode)
         offset = offsets[0] if offsets else None
-        numbers = mx.dequantize(words, scales, offset, **layout, mode=mode).astype(mx.float32)
+        numbers = mx.dequantize(words, scales, offset, size, bits, mode=mode).astype(mx.float32)
         for count in ROWS:
-            rows = mx.random.normal((count, inputs), key=keys[1]).astype(DTYPES[form])
+            rows = mx.random.normal((count, inputs), key=rows_key).astype(DTYPES[form])
             expected = rows.astype(mx.float32) @ numbers.T
-            ours = packed_product(rows, words, scales, offset, transpose=True, **layout, mode=mode)
-            worst = mx.max(mx.abs(ours - expected)) / mx.max(mx.abs(expected))
-            # What is no number disagrees.
-            if not worst.item() <= allowed:
-                size = f"{count} rows of {inputs} inputs"
-                return f"{size} are off by up to {worst.item():.2g}, at most {allowed:g} may"
+            ours = multiply(
+                rows, words, scales, offset,
+                transpose=True, group_size=size, bits=bits, mode=mode,
+            )  # fmt: skip
+            error = mx.max(mx.abs(ours - expected)) / mx.max(mx.abs(expected))
+            worst = cast("float", error.item())
+            if not worst <= allowed:  # what is no number disagrees
+                what = f"{count} rows of {inputs} inputs"
+                return f"{what} are off by up to {worst:.2g}, at most {allowed:g} may"
     return None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
+from mlxd_models.families.common.packing import Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
@@ -24,7 +25,7 @@ from mlxd_worker.proof.paths import PATHS, PathProof
 from mlxd_worker.proof.products import compare_products, describe_packing, packings
 from mlxd_worker.proof.streams import run_company
 from mlxd_worker.proof.subjects import Subject
-from mlxd_worker.proof.timing import MakeRun, time_path
+from mlxd_worker.proof.timing import MakeRun, Run, time_path
 from mlxd_worker.proof.walks import step_through
 
 PROBLEM_CHARS_MAX: Final = 300
@@ -64,12 +65,17 @@ class Prover:
         self._paths = paths
         self._checks = checks
 
-    def prove_products(self, kind: DeviceKind) -> None:
+    def prove_products(
+        self,
+        kind: DeviceKind,
+        *,
+        compare: Callable[[Packing, DeviceKind], str | None] = compare_products,
+    ) -> None:
         """Prove the products with packed weights, which every path takes."""
         for packing in packings():
             name = describe_packing(packing)
             self._trying(f"products with packed weights: {name}")
-            problem = _attempt(partial(compare_products, packing, kind))
+            problem = _attempt(partial(compare, packing, kind))
             self._tell(Result("products with packed weights", name, problem or ""))
 
     def prove_family(self, subject: Subject) -> None:
@@ -97,10 +103,10 @@ class Prover:
         *,
         time: Callable[[FastPath, MakeRun], str | None] = time_path,
     ) -> None:
-        """Time each path that is on against doing without it."""
+        """Time each path that is on against doing without it; say of each run that it begins."""
         for proof in self._paths_on(subject.kind):
-            self._trying(f"the speed of {proof.path}")
-            problem = _attempt(partial(time, proof.path, make))
+            runs = _announce(make, partial(self._trying, f"the speed of {proof.path}"))
+            problem = _attempt(partial(time, proof.path, runs))
             self._judge(f"speed of {proof.path}", subject, proof.path, problem)
 
     def _paths_on(self, kind: DeviceKind) -> list[PathProof]:
@@ -134,6 +140,22 @@ def _run(subject: Subject) -> None:
     """Do what is compared; raises whatever a path raises."""
     step_through(subject)
     run_company(subject)
+
+
+def _announce(make: MakeRun, say: Callable[[], None]) -> MakeRun:
+    """Return what makes the same runs, each of which says that it begins, as its making does."""
+
+    def make_runs() -> Run:
+        say()
+        run = make()
+
+        def run_aloud() -> None:
+            say()
+            run()
+
+        return run_aloud
+
+    return make_runs
 
 
 def _attempt(prove: Callable[[], str | None]) -> str | None:
