@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,7 +11,8 @@ from typing import Any
 
 from mlxd_shared.blocks.block_file import Block
 from mlxd_shared.blocks.chain import Form, name_of_form
-from mlxd_shared.blocks.store import open_store
+from mlxd_shared.blocks.folder import BlockFolder, open_folder
+from mlxd_shared.blocks.store import BlockStore
 from mlxd_worker.cache.base import Kind, LayerCache
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
@@ -20,6 +22,7 @@ from tests.bench.models import Shape
 from tests.support.engines import TinyEngine, tiny_engine
 from tests.support.remembering import AMPLE
 
+OpenFiles = Callable[[Path, bytes], BlockFolder]
 BLOCK_TOKENS = 16
 FLUSH_S = 60.0
 SLOW = Shape(hidden=256, layers=4, heads=4, kv_heads=1, mlp=1024, context=1024)
@@ -53,10 +56,13 @@ def make_disk(
     in_flight_nbytes: int = IN_FLIGHT_NBYTES,
     check: Callable[[Block], None] | None = None,
     clock: Callable[[], float] | None = None,
+    open_files: OpenFiles = open_folder,
+    make_tier: type[BlockTier] = BlockTier,
 ) -> PrefixDisk:
     """Return what keeps blocks of `caches`' prompts in a folder.
 
-    check: called for each block that is read, on the reading thread. clock: the tier's.
+    check: called for each block that is read, on the reading thread. clock: the tier's. open_files:
+    opens the folder of a form, such as one that takes nothing.
     """
     shapes = shapes_of(caches)
     form = Form(digest, "F32", 512, "cpu", "mlx", describe_layers(caches.layers), BLOCK_TOKENS)
@@ -66,15 +72,17 @@ def make_disk(
             check(block)
         shapes.check(block)
 
-    store = open_store(
-        folder,
-        name_of_form(form),
+    form_name = name_of_form(form)
+    store = BlockStore(
+        open_files(folder, form_name),
+        form_name,
         budget_nbytes=budget_nbytes,
         file_nbytes_max=1 << 24,
         check=check_both,
+        clock=time.time,
     )
     options: dict[str, Any] = {} if clock is None else {"clock": clock}
-    return PrefixDisk(BlockTier(store, in_flight_nbytes=in_flight_nbytes, **options), shapes)
+    return PrefixDisk(make_tier(store, in_flight_nbytes=in_flight_nbytes, **options), shapes)
 
 
 @contextmanager

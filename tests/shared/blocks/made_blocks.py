@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import Any
 
 from mlxd_shared.blocks.block_file import Block, Part, Tensor
 from mlxd_shared.blocks.chain import Form, name_of_form, names_of
+from mlxd_shared.blocks.folder import LOCK_FILE, BlockFolder, open_folder
+from mlxd_shared.blocks.index import Entry
 from mlxd_shared.blocks.store import BlockStore, open_store
 
 BLOCK_TOKENS = 4
@@ -15,6 +20,30 @@ FORM = Form("d" * 64, "F32", 512, "cpu", "mlx 1", ("standard F32[1, 2, 4, 8]",),
 FORM_NAME = name_of_form(FORM)
 FILE_NBYTES_MAX = 1 << 20
 AMPLE = 1 << 30
+
+
+class RefusingFolder(BlockFolder):
+    """A folder, of nobody's, of which the system says that no file can be written."""
+
+    def __init__(self, path: Path, fault: int, *, go_on: threading.Event | None = None) -> None:
+        """Open an existing folder; go_on: what each write waits for before it fails."""
+        flags = os.O_RDONLY | os.O_CLOEXEC
+        super().__init__(path, os.open(path, flags), os.open(path / LOCK_FILE, flags))
+        self._fault = fault
+        self._go_on = go_on
+
+    def write(self, entry: Entry, pieces: Iterable[bytes | memoryview]) -> None:
+        """Fail."""
+        del entry, pieces
+        assert self._go_on is None or self._go_on.wait(60.0)
+        raise OSError(self._fault, os.strerror(self._fault))
+
+
+def refuse(root: Path, form_name: bytes, fault: int, **options: Any) -> RefusingFolder:
+    """Return a form's folder in `root`, which takes no files."""
+    folder = open_folder(root, form_name)
+    folder.close()
+    return RefusingFolder(folder.path, fault, **options)
 
 
 def chain_of(seed: int, count: int, *, values: int = 16) -> list[Block]:

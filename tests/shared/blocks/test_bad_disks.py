@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import os
 import resource
 import shutil
 import signal
@@ -15,15 +14,18 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mlxd_shared.blocks.block_file import (
-    file_nbytes,
-)
+from mlxd_shared.blocks.block_file import file_nbytes
 from mlxd_shared.blocks.folder import BESIDE, FolderRefused
+from mlxd_shared.blocks.store import BlockStore
 from tests.shared.blocks.made_blocks import (
+    AMPLE,
+    FILE_NBYTES_MAX,
+    FORM_NAME,
     chain_of,
     contents_of,
     files_in,
     open_blocks,
+    refuse,
 )
 
 CHAIN = chain_of(1, 6)
@@ -43,16 +45,16 @@ def at_most(nbytes: int) -> Iterator[None]:
         signal.signal(signal.SIGXFSZ, ignored)
 
 
-@contextmanager
-def refusing(fault: int) -> Iterator[None]:
-    """Have every write of a file fail, as the system says that it did."""
-
-    def refuse(descriptor: int, piece: memoryview) -> int:
-        raise OSError(fault, os.strerror(fault), descriptor, len(piece))
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(os, "write", refuse)
-        yield
+def refusing(folder: Path, fault: int) -> BlockStore:
+    """Return a store on what is in a folder that takes nothing more."""
+    return BlockStore(
+        refuse(folder, FORM_NAME, fault),
+        FORM_NAME,
+        budget_nbytes=AMPLE,
+        file_nbytes_max=FILE_NBYTES_MAX,
+        check=lambda _: None,
+        clock=lambda: 1_000_000.0,
+    )
 
 
 @pytest.mark.parametrize("mode", [0o750, 0o701, 0o777])
@@ -143,8 +145,10 @@ def test_a_disk_that_cannot_be_written_to_ends_the_writing(tmp_path: Path) -> No
     """With one line; what is there is served."""
     store = open_blocks(tmp_path / "blocks")
     store.write(CHAIN[0])
+    store.close()
 
-    with capture_logs() as logs, refusing(errno.EROFS):
+    store = refusing(tmp_path / "blocks", errno.EROFS)
+    with capture_logs() as logs:
         assert [store.write(block) for block in CHAIN[1:]] == [False] * 5
         assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
 
@@ -189,8 +193,10 @@ def test_a_disk_that_stays_full_says_so_once(tmp_path: Path) -> None:
     store = open_blocks(tmp_path / "blocks")
     for block in CHAIN[:3]:
         store.write(block)
+    store.close()
 
-    with capture_logs() as logs, refusing(errno.ENOSPC):
+    store = refusing(tmp_path / "blocks", errno.ENOSPC)
+    with capture_logs() as logs:
         assert [store.write(block) for block in CHAIN[3:]] == [False] * 3
 
     assert [log["event"] for log in logs] == ["the disk is full"]

@@ -7,6 +7,7 @@ import os
 import shutil
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,8 @@ from structlog.testing import capture_logs
 from mlxd_shared.blocks.block_file import Block
 from mlxd_shared.domain.errors import ModelUnloaded
 from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.cache.disk.tier import BlockTier
+from tests.shared.blocks.made_blocks import refuse
 from tests.support.kept_on_disk import BLOCK_TOKENS, disk_of, engine_with_disk
 from tests.support.remembering import MEMORIES, answer_of, tokens_of
 from tests.worker.engine.test_prefix_disk import (
@@ -74,13 +77,15 @@ def blocks(written: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(written, tmp_path / "blocks"))
 
 
-def refuse_writes(patch: pytest.MonkeyPatch, fault: int) -> None:
-    """Have every write of a file fail, as the system says that it did."""
+class CountingTier(BlockTier):
+    """Counts what is handed over."""
 
-    def refuse(descriptor: int, piece: memoryview) -> int:
-        raise OSError(fault, os.strerror(fault), descriptor, len(piece))
+    handed_over = 0
 
-    patch.setattr(os, "write", refuse)
+    def write(self, block: Block) -> None:
+        """Hand a block over."""
+        self.handed_over += 1
+        super().write(block)
 
 
 def test_neighbours_change_nothing(model: Path, blocks: Path) -> None:
@@ -160,14 +165,12 @@ def test_a_folder_that_vanishes_under_a_read(model: Path, blocks: Path) -> None:
         (errno.EIO, "blocks are not written any more"),
     ],
 )
-def test_a_disk_that_takes_nothing(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: int, line: str
-) -> None:
+def test_a_disk_that_takes_nothing(model: Path, tmp_path: Path, fault: int, line: str) -> None:
     """Full, read-only or broken: one line for all of it, and answers as from memory."""
-    refuse_writes(monkeypatch, fault)
+    options = {"open_files": partial(refuse, fault=fault)}
     with (
         capture_logs() as logs,
-        engine_with_disk(model, tmp_path / "blocks", save=True) as tiny,
+        engine_with_disk(model, tmp_path / "blocks", save=True, disk_options=options) as tiny,
     ):
         assert ask(tiny, PROMPT)[0] == cold_ids(model, PROMPT)
         assert ask(tiny, PROMPT) == (cold_ids(model, PROMPT), len(PROMPT) - 1)
@@ -176,17 +179,14 @@ def test_a_disk_that_takes_nothing(
     assert [path.name for path in (tmp_path / "blocks").glob("v*/*")] == ["lock"]
 
 
-def test_nothing_is_cut_for_a_disk_that_failed(
-    standard: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_nothing_is_cut_for_a_disk_that_failed(standard: Path, tmp_path: Path) -> None:
     """Blocks that wait for their turn cost the engine's thread nothing any more."""
-    go_on, options = threading.Event(), {"in_flight_nbytes": 1}
-
-    def refuse(descriptor: int, piece: memoryview) -> int:
-        assert go_on.wait(WAIT_S)
-        raise OSError(errno.EROFS, os.strerror(errno.EROFS), descriptor, len(piece))
-
-    monkeypatch.setattr(os, "write", refuse)
+    go_on = threading.Event()
+    options = {
+        "in_flight_nbytes": 1,
+        "open_files": partial(refuse, fault=errno.EROFS, go_on=go_on),
+        "make_tier": CountingTier,
+    }
     with (
         capture_logs(),
         engine_with_disk(standard, tmp_path / "blocks", disk_options=options) as tiny,
@@ -195,16 +195,16 @@ def test_nothing_is_cut_for_a_disk_that_failed(
         _, sink = tiny.submit(PROMPT)
         while not sink.ended:
             tiny.engine.step()
-        disk = disk_of(tiny)
-        assert disk.pending, "one is being written, the others wait"
+        tier = disk_of(tiny).tier
+        assert isinstance(tier, CountingTier)
+        assert disk_of(tiny).pending, "one is being written, the others wait"
+        assert tier.handed_over == 1
         go_on.set()
-        assert disk.tier.flush(timeout_s=WAIT_S)
-        handed_over: list[Block] = []
-        monkeypatch.setattr(disk.tier, "write", handed_over.append)
+        assert tier.flush(timeout_s=WAIT_S)
 
         ask(tiny, OTHER)
 
-        assert handed_over == []
+        assert tier.handed_over == 1
 
 
 def test_a_bound_that_is_reached_while_a_row_reads(model: Path, blocks: Path) -> None:

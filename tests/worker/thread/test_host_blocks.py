@@ -14,13 +14,15 @@ import pytest
 from structlog.testing import capture_logs
 
 from mlxd_shared.blocks.chain import BLOCK_TOKENS
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import ModelUnloaded
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.engine.request import StreamId, Submit
+from mlxd_worker.thread.blocks import open_blocks
 from mlxd_worker.thread.facts import DiskFolder, LoadJob
 from mlxd_worker.thread.host import ModelHost
-from tests.support.engines import GREEDY, Collected
+from tests.support.engines import GREEDY, Collected, tiny_engine
 from tests.support.kept_on_disk import SLOW
 from tests.support.random_model import write_dense_model
 from tests.support.remembering import tokens_of
@@ -125,18 +127,22 @@ def test_what_a_load_fixes_tells_forms_apart(model: Path, tmp_path: Path) -> Non
     assert len(list(folder.path.iterdir())) == 3
 
 
-def test_another_mlx_finds_nothing(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An update of the library may round in another way."""
-    folder = DiskFolder(tmp_path / "blocks", 1 << 30)
-    with hosting(folder) as host:
-        load(host, model)
-        ask(host)
-        host.unload(ModelUnloaded("tiny"))
-        monkeypatch.setattr("mlxd_worker.thread.blocks.version", lambda name: f"{name} 999")
-        load(host, model)
-        assert ask(host)[1] == 0
+def test_another_mlx_finds_nothing(model: Path, tmp_path: Path) -> None:
+    """An update of the library may round in another way: it has a folder of its own."""
+    caches = tiny_engine(model).caches
+    for library in ("mlx 1", "mlx 2", "mlx 1"):
+        disk = open_blocks(
+            DiskFolder(tmp_path / "blocks", 1 << 30),
+            caches,
+            digest=DIGEST,
+            weights="F32",
+            context_length=512,
+            device=DeviceKind.CPU,
+            library=library,
+        )
+        assert disk is not None
+        disk.tier.close(timeout_s=60.0)
+    assert len(list((tmp_path / "blocks").iterdir())) == 2
 
 
 def test_without_a_folder_nothing_is_kept(model: Path) -> None:

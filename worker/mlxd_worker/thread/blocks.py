@@ -7,8 +7,6 @@ Invariants:
 
 from __future__ import annotations
 
-from importlib.metadata import version
-
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX
 from mlxd_shared.blocks.chain import BLOCK_TOKENS, Form, name_of_form
 from mlxd_shared.blocks.folder import FolderRefused
@@ -33,11 +31,13 @@ def open_blocks(
     weights: str,
     context_length: int,
     device: DeviceKind,
+    library: str,
     block_tokens: int = BLOCK_TOKENS,
 ) -> PrefixDisk | None:
     """Return what keeps blocks of a model's prompts; None where it has none, or nowhere to go.
 
-    weights: how they are kept in memory. Whoever gets it closes its tier.
+    weights: how they are kept in memory. library: what computes, with its version. Whoever gets it
+    closes its tier.
     """
     layers: dict[Kind, list[LayerCache]] = {}
     for layer in caches.layers:
@@ -51,7 +51,7 @@ def open_blocks(
         weights=weights,
         context_length=context_length,
         device=device.value,
-        library=f"mlx {version('mlx')}",
+        library=library,
         layers=describe_layers(caches.layers),
         block_tokens=block_tokens,
     )

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from importlib.metadata import version
 from queue import SimpleQueue
 
 import mlx.core as mx
@@ -163,6 +164,7 @@ def _new_prefix(
             weights=f"{life.weights} {life.form} {life.packed}",
             context_length=plan.context_length,
             device=device,
+            library=f"mlx {version('mlx')}",
         )
     return PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts, disk=disk)
 
