@@ -40,12 +40,18 @@ def a_worker(**changes: object) -> status_pb2.WorkerStatus:
         kv_tokens_used=25,
         kv_tokens_capacity=100,
         cpu_seconds=1.5,
+        address="unix:/w",
+        backend="cpu",
+        mlx_version="0.1",
+        math_library=status_pb2.MathLibrary(name="blas"),
+        weights=types_pb2.WEIGHTS_FORMAT_BFLOAT16,
         start_time=Timestamp(seconds=1000, nanos=500_000_000),
         memory=status_pb2.WorkerMemory(
             accounts=[
                 status_pb2.MemoryAccount(name="weights", bytes=10),
                 status_pb2.MemoryAccount(name="kv", bytes=20),
             ],
+            devices=[status_pb2.DeviceMemory(device=name) for name in ("a", "b")],
             mlx_peak_bytes=99,
             unaccounted_bytes=-4,
         ),
@@ -116,6 +122,12 @@ def test_fields_become_gauges_in_base_units() -> None:
     assert samples["mlxd_machine_memory_total_bytes", (("machine", "b"),)] == 7
     assert samples["mlxd_device_memory_budget_bytes", (("device", "cpu"), ("kind", "cpu"))] == 5
     assert samples["mlxd_worker_up", labels] == 1
+    facts = {
+        "digest": "d" * 8, "address": "unix:/w", "backend": "cpu", "device": "a,b",
+        "mlx_version": "0.1", "math_library": "blas", "weights": "bfloat16",
+    }  # fmt: skip
+    info = tuple(sorted({**dict(labels), **facts}.items()))
+    assert samples["mlxd_worker_info", info] == 1
     assert samples["mlxd_worker_start_time_seconds", labels] == 1000.5
     assert samples["mlxd_worker_cpu_seconds_total", labels] == 1.5
     assert samples["mlxd_worker_memory_peak_bytes", labels] == 99

@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import replace
 from pathlib import Path
 
+import grpc
 import pytest
 
 from mlxd_controller.core import phases
@@ -16,11 +17,13 @@ from mlxd_controller.runtime.changes import WATCH_QUEUE_MAX, Changes
 from mlxd_controller.runtime.ports import ModelRef, Ports
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_models.fit.planner import plan_load
-from mlxd_shared.domain.errors import QueueFull, ShuttingDown
+from mlxd_shared.domain.errors import InvalidModel, QueueFull, ShuttingDown
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions
+from mlxd_shared.ops.metrics import labels
 from tests.fakes.workers import FakeWorkers
 from tests.fakes.world import FakeClock, FakeProbe
+from tests.support.controller_stack import controller_stack
 from tests.support.model_facts import device, facts
 
 REF = ModelRef("d", "m", (), Path("/m"), facts(10), SamplingOptions())
@@ -125,6 +128,29 @@ async def test_cancelling_a_wait_leaves_the_load_to_the_others() -> None:
     runtime.post(ShutDown(0.0))
     await running
     assert len(workers.launcher.processes) == 1
+
+
+@pytest.mark.asyncio
+async def test_loads_are_timed_by_how_they_ended() -> None:
+    """Ready, cancelled by an unload, or failed: each once."""
+    async with controller_stack() as stack:
+        script = stack.workers.script
+        await stack.generate()
+        await stack.unload("digest-a")
+        script.load_gate.clear()
+        waiting = asyncio.create_task(stack.generate())
+        await stack.until("a", phases.Loading)
+        await stack.unload("digest-a")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await waiting
+        script.load_gate.set()
+        script.load_error = InvalidModel("broken", "config.json")
+        with pytest.raises(grpc.aio.AioRpcError):
+            await stack.generate()
+        counts = stack.runtime.metrics.load_seconds.counts
+    assert {key: sum(each) for key, each in counts.items()} == {
+        labels(model="a", outcome=outcome): 1 for outcome in ("ready", "cancelled", "failed")
+    }
 
 
 @pytest.mark.asyncio

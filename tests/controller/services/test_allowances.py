@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from contextlib import ExitStack
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlxd.v1 import inference_pb2
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.services.allowances import Allowances, Bucket
+from mlxd_controller.services.catalog import Catalog
+from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.meter import Counts
 from mlxd_shared.domain.errors import KeyLimit, NotAllowed
 from mlxd_shared.ops.metrics import labels
-from mlxd_shared.security.keys import Key
+from mlxd_shared.security.callers import current_caller
+from mlxd_shared.security.keys import Caller, Key
+from tests.controller.services.test_names_asked_for import Unhurried
+from tests.fakes.workers import PROMPT_TOKENS
 from tests.fakes.world import FakeClock
+from tests.support.controller_stack import controller_stack, request, store_of
 
 NAMES = ("work", "org/model")
 
@@ -108,6 +116,29 @@ def test_tokens_are_owed(clock: FakeClock) -> None:
     points = allowances.metrics
     assert points.key_prompt_tokens.points == {labels(key="k"): 45.0}
     assert points.key_generated_tokens.points == {labels(key="k"): 46.0}
+
+
+@pytest.mark.asyncio
+async def test_who_calls_is_who_pays() -> None:
+    """Streams and questions alike are charged to the key of the call, and none without one."""
+    store = store_of({"a": 10})
+    async with controller_stack(store=store) as stack:
+        allowances = Allowances(stack.clock, Metrics())
+        catalog = Catalog(store, stack.runtime)
+        service = InferenceService(catalog, stack.runtime, stack.clock, allowances=allowances)
+        call: Any = Unhurried()
+        for key in (None, Key("k", "")):
+            caller = current_caller.set(Caller(key))
+            try:
+                async for _ in service.Generate(request(), call):
+                    pass
+                await service.Embed(inference_pb2.EmbedRequest(model="a", texts=["b"] * 4), call)
+            finally:
+                current_caller.reset(caller)
+    points = allowances.metrics
+    assert points.key_requests.points == {labels(key="k", outcome="served"): 2.0}
+    assert points.key_prompt_tokens.points == {labels(key="k"): PROMPT_TOKENS + 4.0}
+    assert points.key_generated_tokens.points == {labels(key="k"): 3.0}
 
 
 def test_an_idle_key_saves_no_more_than_a_minute(clock: FakeClock) -> None:

@@ -95,6 +95,13 @@ def test_whether_queries_are_lean_must_be_said() -> None:
     assert parse_deepseek_v3({**DEEPSEEK_V3, "q_lora_rank": None}).query_rank is None
 
 
+def test_heads_of_keys_may_be_left_unsaid() -> None:
+    """Each head has its own keys, so nothing else could be meant."""
+    unsaid = {key: value for key, value in DEEPSEEK_V3.items() if key != "num_key_value_heads"}
+    assert "num_key_value_heads" in DEEPSEEK_V3
+    assert parse_deepseek_v3(unsaid) == parse_deepseek_v3(DEEPSEEK_V3)
+
+
 def test_the_keys_are_taken() -> None:
     """Widths, layers, scores, groups and scaling are the config's; yarn's gain on all of a head is
     in the scale of the scores."""

@@ -222,5 +222,5 @@ def test_a_token_is_compared_whole(tmp_path: Path, end: str) -> None:
                 f"Bearer {SECRET[:-1]}", f"Bearer  {SECRET}", "Bearer \udcff"):  # fmt: skip
         assert not token.accepts(bad), bad
     assert token.header == ("authorization", f"Bearer {SECRET}")
-    assert SECRET not in repr(token)
+    assert repr(token) == "Token(...)"
     assert not Token("x" * 16).accepts(f"Bearer {SECRET}")

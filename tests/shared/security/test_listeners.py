@@ -17,7 +17,7 @@ from structlog.testing import capture_logs
 
 from mlxd import Client
 from mlxd_shared import config
-from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
+from mlxd_shared.domain.errors import BadCredentials, FieldViolation, InvalidRequest
 from mlxd_shared.security import bearer
 from mlxd_shared.security.listeners import ListenerFiles
 from mlxd_shared.security.net import SERVER_OPTIONS, parse_address
@@ -256,20 +256,25 @@ async def test_the_typed_client_carries_the_security(pki: Pki) -> None:
 
 
 HALVES = [
-    ("tls_key", {"tls_key": None}),
-    ("tls_cert", {"tls_cert": None}),
-    ("tls_client_ca", {"tls_cert": None, "tls_key": None}),
-    ("open_health", {"token_file": None, "open_health": True}),
-]
+    ("tls_key", {"tls_key": None}, "is needed with tls_cert"),
+    ("tls_cert", {"tls_cert": None}, "is needed with tls_key"),
+    ("tls_client_ca", {"tls_cert": None, "tls_key": None}, "needs tls_cert and tls_key"),
+    (
+        "open_health", {"token_file": None, "open_health": True},
+        "means nothing without token_file or keys_file",
+    ),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize(("field", "change"), HALVES, ids=lambda v: v if isinstance(v, str) else "")
-def test_half_a_protection_is_none(pki: Pki, field: str, change: dict[str, Any]) -> None:
-    """A server's options that need each other are refused apart, by name."""
+@pytest.mark.parametrize(("field", "change", "problem"), HALVES, ids=[half[0] for half in HALVES])
+def test_half_a_protection_is_none(
+    pki: Pki, field: str, change: dict[str, Any], problem: str
+) -> None:
+    """A server's options that need each other are refused apart, and both are named."""
     with pytest.raises(InvalidRequest) as caught:
         replace(pki.files, **change).load()
 
-    assert caught.value.violations[0].field == field
+    assert caught.value.violations == (FieldViolation(field, problem),)
 
 
 @pytest.mark.parametrize(

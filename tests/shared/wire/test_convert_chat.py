@@ -175,6 +175,14 @@ def test_a_conversation_is_bounded() -> None:
     assert "characters" in refuse(long, long)["chat.messages"]
     heavy = '{"a": "' + "x" * config.CHAT_JSON_CHARS_MAX + '"}'
     assert "JSON" in refuse(USER, template_variables_json=heavy)["chat"]
+    half = "x" * (config.CHAT_JSON_CHARS_MAX // 2)
+    for call in (
+        pb.ToolCall(name="fg", arguments_json=half),
+        pb.ToolCall(name=half + "x"),
+        pb.ToolCall(name="f", id=half),
+    ):
+        says = pb.ChatMessage(role="assistant", tool_calls=[call])
+        assert "JSON" in refuse(USER, says, template_variables_json=half)["chat"]
 
 
 def test_an_answer_becomes_a_message() -> None:

@@ -11,13 +11,13 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from mlxd.v1 import inference_pb2, status_pb2
+from mlxd.v1 import inference_pb2, model_pb2, status_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, QueueFull
 from mlxd_shared.security.net import CHANNEL_OPTIONS, parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
 from mlxd_shared.wire.intake import Intake, Reader
-from mlxd_shared.wire.interceptors import INQUIRY
+from mlxd_shared.wire.interceptors import INQUIRY, is_inquiry
 from mlxd_shared.wire.status import from_call
 from mlxd_shared.wire.wire_scan import Size
 from tests.support.overfull import frame, number
@@ -94,6 +94,18 @@ async def test_a_server_full_of_requests_still_says_how_it_is() -> None:
         watch.cancel()
         status: Any = channel.unary_unary(STATUS)
         assert await status(status_pb2.GetStatusRequest(model=NAME).SerializeToString()) == b""
+
+
+def test_what_asks_how_a_server_is_is_an_inquiry() -> None:
+    """Every method of health and status, and no other."""
+    for service, asks in (
+        (health_pb2.DESCRIPTOR.services_by_name["Health"], True),
+        (status_pb2.DESCRIPTOR.services_by_name["StatusService"], True),
+        (inference_pb2.DESCRIPTOR.services_by_name["InferenceService"], False),
+        (model_pb2.DESCRIPTOR.services_by_name["ModelService"], False),
+    ):
+        for method in service.methods:
+            assert is_inquiry(f"/{service.full_name}/{method.name}") is asks, method.full_name
 
 
 def test_inquiries_cannot_fill_their_account() -> None:

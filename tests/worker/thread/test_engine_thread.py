@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -117,6 +118,67 @@ async def test_figures_tell_of_every_command_that_was_answered(folder: Path) -> 
     finally:
         _Tardy.gate.set()
         await engine.stop()
+
+
+class _Stepping(ModelHost):
+    """Has some steps to do once a stream has come, and notes at which it was asked for figures."""
+
+    def __init__(self, at_s: float) -> None:
+        super().__init__(device=kind())
+        self._at_s = at_s
+        self.left = 0
+        self.asked: list[int] = []
+        self.done = threading.Event()
+
+    @property
+    def busy(self) -> bool:
+        """Whether steps are left."""
+        return self.left > 0
+
+    def submit(self, request: Submit) -> None:
+        """Do as many steps as the stream is to have tokens."""
+        self.left = request.max_tokens
+
+    def step(self) -> None:
+        """Do one."""
+        self.left -= 1
+        if not self.left:
+            self.done.set()
+
+    def settle(self) -> Figures:
+        """Look at nothing."""
+        return self.figures()
+
+    def figures(self) -> Figures:
+        """Return figures as old as a test says."""
+        self.asked.append(self.left)
+        return Figures(at_s=self._at_s)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("at_s", "asked"), [(math.inf, []), (-math.inf, [4, 3, 2, 1])])
+async def test_figures_are_taken_between_steps_where_they_are_old(
+    at_s: float, asked: list[int]
+) -> None:
+    """They cost a step some of its time, so new ones stay a while."""
+    made: list[_Stepping] = []
+
+    def make(_: object) -> _Stepping:
+        made.append(_Stepping(at_s))
+        return made[0]
+
+    engine = EngineThread(
+        device=kind(), loop=asyncio.get_running_loop(), on_fault=lambda: None, make_host=make
+    )
+    engine.start()
+    try:
+        await engine.ready()
+        (host,) = made
+        engine.submit(stream(1, Collected(), max_tokens=5))
+        await asyncio.to_thread(host.done.wait)
+    finally:
+        await engine.stop()
+    assert [left for left in host.asked if left] == asked
 
 
 @pytest.mark.asyncio

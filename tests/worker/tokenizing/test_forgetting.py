@@ -19,6 +19,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel, MlxdError, ModelUnloaded, ShuttingDown
 from mlxd_worker.killable.questions import Closed
 from mlxd_worker.text.tokenizer import Tokenizer
+from mlxd_worker.tokenizing.children import Children
 from mlxd_worker.tokenizing.process import COMMAND
 from mlxd_worker.tokenizing.room import THREADS, TokenRoom
 from tests.worker.made_tokenizers import byte_level
@@ -142,6 +143,29 @@ async def test_a_text_on_a_thread_ends_for_whoever_waits() -> None:
     tokenizer.go.set()
     assert list(await asyncio.wait_for(next_one, ENOUGH_S)) == other.encode(LONG)
     await room.close()
+
+
+@pytest.mark.asyncio
+async def test_a_child_that_is_not_asked_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And its memory with it, a while after the last text; the next text has another."""
+    monkeypatch.setattr(config, "TOKENIZE_CHILD_IDLE_S", 0.0)
+    room, tokenizer = TokenRoom(), tokenizer_of()
+    rested, rest = threading.Event(), Children.rest
+
+    def rest_and_tell(children: Children) -> None:
+        rest(children)
+        rested.set()
+
+    monkeypatch.setattr(Children, "rest", rest_and_tell)
+    try:
+        for _ in range(2):
+            assert list(await encode_soon(room, tokenizer)) == tokenizer.encode(LONG)
+            assert await asyncio.to_thread(rested.wait, ENOUGH_S)
+            rested.clear()
+            assert room._children is not None
+            assert not room._children._pool._children
+    finally:
+        await room.close()
 
 
 @pytest.mark.asyncio

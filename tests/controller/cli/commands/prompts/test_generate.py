@@ -47,8 +47,11 @@ async def test_stats_tell_of_moves_and_near_ties() -> None:
     async with serving(Answers(generate=[*messages, last])) as fake:
         ran = await mlxd("generate", "demo", "hi", "--stats", "--address", fake.address)
 
-    assert "moved 2 times to another worker, near ties 1, ended by length\n" in ran.err
-    assert "tokens/s" not in ran.err
+    assert ran.err == (
+        "4 tokens, first token after 261 ms (queue 1, load 250, prompt 10),"
+        " prompt 5 tokens, 2 cached, seed 18446744073709551615,"
+        " moved 2 times to another worker, near ties 1, ended by length\n"
+    )
 
 
 @pytest.mark.asyncio
@@ -122,17 +125,18 @@ async def test_generate_shows_log_probabilities_a_token_a_line() -> None:
     part = replies.logprob(2, -1.25, b"\xe3")
     first = replies.delta(0, "Once", 1)
     first.logprobs.add(chosen=once, top=[once, part])
-    second = replies.delta(1, "", 2)
-    second.logprobs.add(chosen=part)
-    answers = [first, second, replies.last(2)]
+    second = replies.delta(1, "", 2, 2)
+    for _ in range(2):
+        second.logprobs.add(chosen=part)
+    answers = [first, second, replies.last(3)]
     async with serving(Answers(generate=answers)) as fake:
         ran = await mlxd("generate", "demo", "x", "--logprobs", "2", "--address", fake.address)
         programs = await mlxd("generate", "demo", "x", "--json", "--address", fake.address)
 
-    assert ran.out == " -0.5000 'Once'  [-0.5000 'Once', -1.2500 b'\\xe3']\n -1.2500 b'\\xe3'\n"
-    assert programs.objects[1]["logprobs"] == [
-        {"chosen": {"token_id": 2, "logprob": -1.25, "text_bytes": [0xE3]}, "top": []}
-    ]
+    best, alone = " -0.5000 'Once'  [-0.5000 'Once', -1.2500 b'\\xe3']\n", " -1.2500 b'\\xe3'\n"
+    assert ran.out == best + 2 * alone
+    chosen = {"token_id": 2, "logprob": -1.25, "text_bytes": [0xE3]}
+    assert programs.objects[1]["logprobs"] == 2 * [{"chosen": chosen, "top": []}]
 
 
 def two_choices() -> list[inference_pb2.GenerateResponse]:
