@@ -137,7 +137,7 @@ class _Stepping(ModelHost):
 
     def submit(self, request: Submit) -> None:
         """Do as many steps as the stream is to have tokens."""
-        self.left = request.max_tokens
+        self.left = request.max_tokens or 0
 
     def step(self) -> None:
         """Do one."""
