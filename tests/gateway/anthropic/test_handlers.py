@@ -51,5 +51,5 @@ async def test_an_answer_has_every_field_and_no_other(path: str) -> None:
     answer.pop("id", None)
     assert answer == expected
     (request,) = [r for r in fake.requests if isinstance(r, inference_pb2.GenerateRequest)]
-    asked = [{"role": m.role, "content": m.content} for m in request.chat.messages]
-    assert asked == MESSAGES
+    turns = [{"role": m.role, "content": m.content} for m in request.chat.messages]
+    assert turns == MESSAGES

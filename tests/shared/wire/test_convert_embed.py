@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mlxd.v1 import inference_pb2
@@ -11,6 +13,7 @@ from mlxd_shared.domain.requests import EmbedSpec, Pooling
 from mlxd_shared.wire.convert_embed import embed_from_pb
 
 Embed = inference_pb2.EmbedRequest
+UNKNOWN: Any = 99
 LONG = "x" * (config.PROMPT_CHARS_MAX // 2 + 1)
 BAD = [
     (Embed(model="m" * (config.MODEL_NAME_CHARS_MAX + 1), texts=["a"]), ["model"]),
@@ -18,7 +21,7 @@ BAD = [
     (Embed(texts=["a"] * (config.EMBED_TEXTS_MAX + 1)), ["texts"]),
     (Embed(texts=["a", "", ""]), ["texts[1]"]),
     (Embed(texts=[LONG, LONG]), ["texts"]),
-    (Embed(texts=["a"], dimensions=0, pooling=99), ["dimensions", "pooling"]),  # type: ignore[arg-type]
+    (Embed(texts=["a"], dimensions=0, pooling=UNKNOWN), ["dimensions", "pooling"]),
 ]
 
 

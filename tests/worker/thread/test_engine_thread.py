@@ -127,7 +127,7 @@ class _Stepping(ModelHost):
         super().__init__(device=kind())
         self._at_s = at_s
         self.left = 0
-        self.asked: list[int] = []
+        self.taken: list[int] = []
         self.done = threading.Event()
 
     @property
@@ -137,7 +137,7 @@ class _Stepping(ModelHost):
 
     def submit(self, request: Submit) -> None:
         """Do as many steps as the stream is to have tokens."""
-        self.left = request.max_tokens
+        self.left = request.max_tokens or 0
 
     def step(self) -> None:
         """Do one."""
@@ -151,14 +151,14 @@ class _Stepping(ModelHost):
 
     def figures(self) -> Figures:
         """Return figures as old as a test says."""
-        self.asked.append(self.left)
+        self.taken.append(self.left)
         return Figures(at_s=self._at_s)
 
 
 @pytest.mark.asyncio
-@pytest.mark.parametrize(("at_s", "asked"), [(math.inf, []), (-math.inf, [4, 3, 2, 1])])
+@pytest.mark.parametrize(("at_s", "steps_left"), [(math.inf, []), (-math.inf, [4, 3, 2, 1])])
 async def test_figures_are_taken_between_steps_where_they_are_old(
-    at_s: float, asked: list[int]
+    at_s: float, steps_left: list[int]
 ) -> None:
     """They cost a step some of its time, so new ones stay a while."""
     made: list[_Stepping] = []
@@ -178,7 +178,7 @@ async def test_figures_are_taken_between_steps_where_they_are_old(
         await asyncio.to_thread(host.done.wait)
     finally:
         await engine.stop()
-    assert [left for left in host.asked if left] == asked
+    assert [left for left in host.taken if left] == steps_left
 
 
 @pytest.mark.asyncio

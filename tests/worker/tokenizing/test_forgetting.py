@@ -19,7 +19,6 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel, MlxdError, ModelUnloaded, ShuttingDown
 from mlxd_worker.killable.questions import Closed
 from mlxd_worker.text.tokenizer import Tokenizer
-from mlxd_worker.tokenizing.children import Children
 from mlxd_worker.tokenizing.process import COMMAND
 from mlxd_worker.tokenizing.room import THREADS, TokenRoom
 from tests.worker.made_tokenizers import byte_level
@@ -146,26 +145,23 @@ async def test_a_text_on_a_thread_ends_for_whoever_waits() -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_child_that_is_not_asked_any_more_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_child_that_is_not_asked_any_more_ends() -> None:
     """And its memory with it, a while after the last text; the next text has another."""
-    monkeypatch.setattr(config, "TOKENIZE_CHILD_IDLE_S", 0.0)
-    room, tokenizer = TokenRoom(), tokenizer_of()
-    rested, rest = threading.Event(), Children.rest
-
-    def rest_and_tell(children: Children) -> None:
-        rest(children)
-        rested.set()
-
-    monkeypatch.setattr(Children, "rest", rest_and_tell)
+    room, tokenizer, pids = TokenRoom(), tokenizer_of(), set()
     try:
         for _ in range(2):
             assert list(await encode_soon(room, tokenizer)) == tokenizer.encode(LONG)
-            assert await asyncio.to_thread(rested.wait, ENOUGH_S)
-            rested.clear()
             assert room._children is not None
-            assert not room._children._pool._children
+            (child,) = room._children._pool._children
+            pids.add(child.pid)
+            assert room._resting is not None
+            rests_s = room._resting.when() - asyncio.get_running_loop().time()
+            assert rests_s <= config.TOKENIZE_CHILD_IDLE_S
+            room._rest_later(0.0)  # the same, without the wait
+            await asyncio.to_thread(child.wait, ENOUGH_S)
     finally:
         await room.close()
+    assert len(pids) == 2
 
 
 @pytest.mark.asyncio
