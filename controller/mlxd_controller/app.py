@@ -18,6 +18,7 @@ from mlxd_controller.gateway import Gateway
 from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
 from mlxd_controller.metrics.http import serving_metrics
+from mlxd_controller.prefixes.keeper import Keeper
 from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
@@ -119,7 +120,14 @@ async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | No
             running = tasks.create_task(runtime.run())
             try:
                 async with _listening(
-                    settings, runtime, store, clock, tasks=tasks, running=running, security=security
+                    settings,
+                    runtime,
+                    store,
+                    clock,
+                    keeper=crew.keeper,
+                    tasks=tasks,
+                    running=running,
+                    security=security,
                 ) as served:
                     for ref in preloaded:
                         tasks.create_task(_preload(runtime, ref))
@@ -139,6 +147,7 @@ async def _listening(
     store: Library,
     clock: SystemClock,
     *,
+    keeper: Keeper | None,
     tasks: asyncio.TaskGroup,
     running: asyncio.Task[None],
     security: ListenerSecurity,
@@ -153,13 +162,15 @@ async def _listening(
     streams = InferenceService(
         catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
     )
-    figures = StatusService(catalog, runtime, clock, allowances=allowances)
-    servicers = (streams, ModelService(catalog, runtime, clock), figures)
+    figures = StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
+    servicers = (streams, ModelService(catalog, runtime, clock, keeper=keeper), figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
     following = tasks.create_task(follow_health(health, catalog, runtime))
-    trimming = tasks.create_task(keep_heap_trimmed())
+    aside = [tasks.create_task(keep_heap_trimmed())]
+    if keeper is not None:
+        aside.append(tasks.create_task(keeper.run(runtime.workers.live, runtime.metrics)))
     try:
         target = listen(
             server,
@@ -180,7 +191,8 @@ async def _listening(
         if gateway is not None:
             gateway.leave()
         following.cancel()
-        trimming.cancel()
+        for task in aside:
+            task.cancel()
         await health.leave()
         runtime.post(ShutDown(settings.shutdown_grace_s))
         # Refuses new calls at once; the second stop ends what has no lease, such as watches.

@@ -7,6 +7,7 @@ memory is what the scheduler counts with.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
@@ -21,6 +22,7 @@ from mlxd_controller.launcher.subprocess import SubprocessLauncher
 from mlxd_controller.launcher.survivors import survivors_of
 from mlxd_controller.memory.device import HostProbe, make_device, make_probe, oom_kills, usable_gpus
 from mlxd_controller.memory.nvidia import Gpu
+from mlxd_controller.prefixes.keeper import Keeper, open_keeper
 from mlxd_controller.runtime.ports import Clock, Holding, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.settings import Limits, ServeSettings, StorePlaces
@@ -46,6 +48,8 @@ class Crew:
     ports: Ports
     max_loaded: int | None
     attached: AttachedLauncher | None = None
+    keeper: Keeper | None = None
+    """Of what workers that are started here keep of prompts on disk; None: nothing is kept."""
     survivors: tuple[Survivor, ...] = ()
     """Workers of a former controller that follow this one, for the runtime to adopt."""
 
@@ -61,7 +65,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
 
     Raises:
         InvalidRequest: an address or a folder in the settings is wrong, or another controller has
-            the run directory.
+            the run directory, or the folder for prompts.
         BadCredentials: a file of `settings.worker_security` cannot be used.
         ExceptionGroup: a bug.
     """
@@ -73,6 +77,20 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         await asyncio.to_thread(check_own_worker)
     except BackendProblem as problem:  # what models there are and what they need can still be asked
         _log.error("no worker can run here", reason=problem.describe())
+    budget = settings.prefix_disk
+    with contextlib.ExitStack() as stack:
+        keeper = None
+        if budget is not None:
+            keeper = stack.enter_context(contextlib.closing(open_keeper(budget)))
+        async with _start(settings, clock, store, keeper) as crew:
+            yield crew
+
+
+@asynccontextmanager
+async def _start(
+    settings: ServeSettings, clock: Clock, store: ModelStore, keeper: Keeper | None
+) -> AsyncIterator[Crew]:
+    """Have workers that are processes of this controller's, around the body."""
     gpus = await asyncio.to_thread(usable_gpus, os.environ)
     run_dir = open_run_dir(settings.run_dir, address=settings.address, environment=os.environ)
     launcher = SubprocessLauncher(
@@ -82,6 +100,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         waiting_max=settings.waiting_max,
         gpu_ids={gpu.name: gpu.id for gpu in gpus},
         findings=findings_of(settings.stores),
+        prefix_disk=None if keeper is None else keeper.budget.folder,
     )
     try:
         async with survivors_of(
@@ -89,7 +108,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         ) as survivors:
             probe = make_probe(settings.limits, gpus=with_survivors(gpus, survivors))
             ports = Ports(launcher, GrpcLink, probe, clock, oom_kills=oom_kills)
-            yield Crew(ports, settings.max_loaded, survivors=survivors)
+            yield Crew(ports, settings.max_loaded, keeper=keeper, survivors=survivors)
     finally:
         launcher.close()
 

@@ -42,6 +42,14 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True)
+class DiskBudget:
+    """A folder for parts of prompts, and the bytes that all models together may have there."""
+
+    folder: Path
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSettings:
     """Options of a controller.
 
@@ -56,8 +64,10 @@ class ServeSettings:
     and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
     which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
     it. `workers` are (name, address) of workers that somebody else started, to be used in place of
-    processes of our own. `load_defaults` are what loads begin with, by a model's name, alias or
-    digest. `log_content` puts prompts and outputs into the log, which otherwise never has them.
+    processes of our own. `prefix_disk` is where parts of prompts outlive the models, and how much
+    of them; None keeps nothing on disk. `load_defaults` are what loads begin with, by a model's
+    name, alias or digest. `log_content` puts prompts and outputs into the log, which otherwise
+    never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -82,6 +92,7 @@ class ServeSettings:
     http_agent_rules: bool = True
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
+    prefix_disk: DiskBudget | None = None
     load_defaults: Mapping[str, LoadSpec] = field(default_factory=dict)
     log_content: bool = False
     log_level: str = "info"

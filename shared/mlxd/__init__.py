@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mlxd.client import Client
     from mlxd.messages import (
         DeviceStatus,
+        DroppedPrefixes,
         Embeddings,
         FitReport,
         FitTerm,
@@ -36,10 +37,14 @@ if TYPE_CHECKING:
         MetricPoint,
         Model,
         ModelState,
+        PrefixDisk,
+        PrefixFolder,
+        PrefixStore,
         ProcessRole,
         Scores,
         Status,
         Unloaded,
+        VerifiedPrefixes,
         WorkerMemory,
         WorkerStatus,
     )
@@ -105,22 +110,24 @@ if TYPE_CHECKING:
 __all__ = [
     "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
     "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "ContentPart",
-    "DeadlinePassed", "Delta", "DeviceStatus", "DuplicateRequest", "Embeddings", "FieldNotServed",
-    "FieldViolation", "FinishReason", "Finished", "FitReport", "FitTerm", "FormatKind", "Histogram",
-    "HostMemory", "InternalError", "InvalidModel", "InvalidRequest", "KVFormat", "KeyLimit",
-    "LoadAbandoned", "LoadProgress", "LoadSpec", "LoadUpdate", "LogLines", "MachineShort",
-    "MathLibrary", "MemoryAccount", "MetricFamily", "MetricKind", "MetricPoint", "MlxdError",
-    "Model", "ModelDraining", "ModelLoading", "ModelNotFound", "ModelState", "ModelTooLarge",
-    "ModelUnloaded", "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt", "Pooling",
-    "PositionLogprobs", "ProcessRole", "PromptEcho", "QueueFull", "RemoteError", "Reranking",
-    "ResponseFormat", "SamplingOptions", "Score", "ScoredText", "Scores", "ShuttingDown", "Status",
-    "Stream", "TokenLogprob", "ToolCall", "ToolChoice", "Unloaded", "Usage", "Weights",
+    "DeadlinePassed", "Delta", "DeviceStatus", "DroppedPrefixes", "DuplicateRequest", "Embeddings",
+    "FieldNotServed", "FieldViolation", "FinishReason", "Finished", "FitReport", "FitTerm",
+    "FormatKind", "Histogram", "HostMemory", "InternalError", "InvalidModel", "InvalidRequest",
+    "KVFormat", "KeyLimit", "LoadAbandoned", "LoadProgress", "LoadSpec", "LoadUpdate", "LogLines",
+    "MachineShort", "MathLibrary", "MemoryAccount", "MetricFamily", "MetricKind", "MetricPoint",
+    "MlxdError", "Model", "ModelDraining", "ModelLoading", "ModelNotFound", "ModelState",
+    "ModelTooLarge", "ModelUnloaded", "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt",
+    "Pooling", "PositionLogprobs", "PrefixDisk", "PrefixFolder", "PrefixStore", "Prefixes",
+    "ProcessRole", "PromptEcho", "QueueFull", "RemoteError", "Reranking", "ResponseFormat",
+    "SamplingOptions", "Score", "ScoredText", "Scores", "ShuttingDown", "Status", "Stream",
+    "TokenLogprob", "ToolCall", "ToolChoice", "Unloaded", "Usage", "VerifiedPrefixes", "Weights",
     "WorkerExited", "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus",
     "WorkerTimedOut", "WrongWorker", "call_headers",
 ]
 # fmt: on
 
 _HOMES = (
+    "mlxd._prefixes",
     "mlxd._streams",
     "mlxd.answers",
     "mlxd.client",

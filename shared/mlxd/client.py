@@ -15,16 +15,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Awaitable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Self, TypeVar, Unpack
+from typing import Any, Self, Unpack
 
 import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd import _wire
+from mlxd._prefixes import Prefixes, answer_of
 from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
 from mlxd._wire import text_to_pb
@@ -49,9 +50,6 @@ from mlxd_shared.domain.requests import LoadSpec, Score, ScoredText
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.records import read
-from mlxd_shared.wire.status import from_call
-
-_T = TypeVar("_T")
 
 
 class Client:
@@ -184,7 +182,7 @@ class Client:
             parse_special_tokens=parse_special_tokens,
         )
         call = InferenceServiceStub(self._opened).Tokenize(request, timeout=timeout_s)
-        return tuple((await _answer(call)).token_ids)
+        return tuple((await answer_of(call)).token_ids)
 
     async def detokenize(
         self,
@@ -201,7 +199,7 @@ class Client:
             skip_special_tokens=skip_special_tokens,
         )
         call = InferenceServiceStub(self._opened).Detokenize(request, timeout=timeout_s)
-        return (await _answer(call)).text
+        return (await answer_of(call)).text
 
     async def embed(
         self,
@@ -228,7 +226,7 @@ class Client:
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
         """
         request = _wire.embed_to_pb(texts, **options)
-        pb = await _answer(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
+        pb = await answer_of(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
         vectors = tuple(tuple(vector.values) for vector in pb.embeddings)
         return Embeddings(vectors, pb.prompt_tokens, pb.model_digest)
 
@@ -260,7 +258,7 @@ class Client:
             NoChatTemplate: `reranking`, of a model without a template.
         """
         request = _wire.score_to_pb(texts, **options)
-        pb = await _answer(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
+        pb = await answer_of(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
         scores = iter([read(Score, each) for each in pb.scores])
         by_text = tuple(tuple(islice(scores, len(each.continuations))) for each in texts)
         return Scores(by_text, pb.prompt_tokens, pb.model_digest)
@@ -308,14 +306,19 @@ class Client:
         request = model_pb2.UnloadModelRequest(model=name, grace=grace, force=force)
         wait_s = self._timeout_s + (config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s)
         timeout_s = None if math.isinf(wait_s) else wait_s
-        pb = await _answer(ModelServiceStub(self._opened).UnloadModel(request, timeout=timeout_s))
+        pb = await answer_of(ModelServiceStub(self._opened).UnloadModel(request, timeout=timeout_s))
         return read(Unloaded, pb)
 
     async def forget(self, name: str) -> tuple[str, ...]:
         """Take a name away that a load gave to a folder; return those that the folder has left."""
         request = model_pb2.ForgetModelRequest(name=text_to_pb("name", name))
         call = ModelServiceStub(self._opened).ForgetModel(request, timeout=self._timeout_s)
-        return tuple((await _answer(call)).names)
+        return tuple((await answer_of(call)).names)
+
+    @property
+    def prefixes(self) -> Prefixes:
+        """What the server keeps on disk of prompts."""
+        return Prefixes(self._opened, timeout_s=self._timeout_s)
 
     async def models(self) -> tuple[Model, ...]:
         """Return every model that the controller knows, in its order."""
@@ -323,7 +326,7 @@ class Client:
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
         listing = ModelServiceStub(self._opened).ListModels
         while True:
-            page = await _answer(listing(request, timeout=self._timeout_s))
+            page = await answer_of(listing(request, timeout=self._timeout_s))
             models += [read(Model, pb) for pb in page.models]
             if not page.next_page_token or len(models) > config.MODELS_MAX:
                 return tuple(models)
@@ -333,7 +336,7 @@ class Client:
         """Return one model, by name, alias or digest."""
         request = model_pb2.GetModelRequest(model=text_to_pb("model", model))
         call = ModelServiceStub(self._opened).GetModel(request, timeout=self._timeout_s)
-        return read(Model, (await _answer(call)).model)
+        return read(Model, (await answer_of(call)).model)
 
     def watch_models(self, model: str = "") -> Stream[Model]:
         """Return every model (or this one) once, then each change, until the stream is left."""
@@ -361,7 +364,7 @@ class Client:
         """Return the server's status, with all workers or those of `model`."""
         request = status_pb2.GetStatusRequest(model=text_to_pb("model", model))
         call = StatusServiceStub(self._opened).GetStatus(request, timeout=self._timeout_s)
-        return read(Status, (await _answer(call)).status)
+        return read(Status, (await answer_of(call)).status)
 
     def watch_status(
         self, model: str = "", *, interval_s: float = config.WATCH_INTERVAL_DEFAULT_S
@@ -380,13 +383,5 @@ class Client:
         """
         request = health_pb2.HealthCheckRequest(service=text_to_pb("service", service))
         health: Any = health_pb2_grpc.HealthStub(self._opened)  # untyped
-        response = await _answer(health.Check(request, timeout=self._timeout_s))
+        response = await answer_of(health.Check(request, timeout=self._timeout_s))
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)
-
-
-async def _answer(call: Awaitable[_T]) -> _T:
-    """Return the answer of a call that answers once; raise its error as ours."""
-    try:
-        return await call
-    except grpc.aio.AioRpcError as error:
-        raise from_call(error) from error

@@ -197,6 +197,29 @@ class WorkerMemory:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixDisk:
+    """What a worker keeps of prompts on disk; the counts begin with the load.
+
+    `form` is the name of its folder, `blocks` counts files, `block_nbytes` is the most that one
+    block takes, `least_worth` the seconds that a byte of what would go first saves in a second.
+    """
+
+    form: str
+    nbytes: int
+    budget_nbytes: int
+    blocks: int
+    block_nbytes: int
+    least_worth: float
+    written: int
+    written_nbytes: int
+    read: int
+    read_nbytes: int
+    evicted: int
+    refused: int
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """One worker. `exit_code` is set once it has ended; negative: the signal that ended it."""
 
@@ -233,6 +256,8 @@ class WorkerStatus:
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
     fast_paths_off: tuple[str, ...]
+    prefix_disk: PrefixDisk | None
+    prefix_reload_s: float
 
 
 class MetricKind(enum.Enum):
@@ -273,6 +298,56 @@ class MetricFamily:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixFolder:
+    """What is on disk of one model's prompts, as it was loaded in one form.
+
+    `last_use_time` is None for those of workers; `in_use`: a process has it.
+    """
+
+    form: str
+    model: str
+    model_digest: str
+    weights: str
+    context_length: int
+    nbytes: int
+    blocks: int
+    last_use_time: dt.datetime | None
+    in_use: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrefixStore:
+    """What is on disk of prompts, of all models together; the largest 256 folders of it."""
+
+    path: str
+    budget_nbytes: int
+    nbytes: int
+    folders: tuple[PrefixFolder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DroppedPrefixes:
+    """What was removed of prompts on disk: files, and their bytes."""
+
+    blocks: int
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedPrefixes:
+    """What a check of one folder found: files that are sound, damaged and removed, or unreadable.
+
+    `form` is the folder's name.
+    """
+
+    form: str
+    model: str
+    sound: int
+    removed: int
+    unread: int
+
+
+@dataclass(frozen=True, slots=True)
 class Status:
     """What a process is doing and what it holds. Counters begin at `start_time`."""
 
@@ -286,3 +361,4 @@ class Status:
     workers: tuple[WorkerStatus, ...]
     metrics: tuple[MetricFamily, ...]
     machines: tuple[HostMemory, ...]
+    prefix_store: PrefixStore | None

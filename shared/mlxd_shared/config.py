@@ -200,6 +200,7 @@ CONTEXT_LENGTH_LIMIT = 1 << 24
 PREFIX_MEMORY_FRACTION = 0.05  # of a device's memory, for snapshots of former prompts
 PREFIX_CACHE_BYTES_LIMIT = 1 << 50
 PREFIX_DISK_BYTES_DEFAULT = 16 * GIB  # of one model as it is loaded, where a folder is named
+PREFIX_FOLDERS_SHOWN = 256  # of what is on disk, in a status: the largest
 # To write blocks before a model goes; after WORKER_STOP_GRACE_S, within WORKER_INTERRUPT_GRACE_S.
 PREFIX_SAVE_S = 1.0
 

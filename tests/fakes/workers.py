@@ -339,6 +339,10 @@ class FakeLink:
         self.arrays_bytes = min(before_bytes, needed_bytes)
         return before_bytes, self.arrays_bytes
 
+    async def share_disk(self, nbytes: int, *, timeout_s: float) -> None:
+        """Keep nothing on disk, as before."""
+        self._check()
+
     async def unload(self, *, timeout_s: float) -> None:
         """Hold no model any more."""
         self._check()

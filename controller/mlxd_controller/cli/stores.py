@@ -18,11 +18,14 @@ import typer
 
 from mlxd_controller.cli.configuration.values import LEFT_OUT
 from mlxd_controller.cli.outcome import usage_error
-from mlxd_controller.settings import StorePlaces
+from mlxd_controller.settings import DiskBudget, StorePlaces
+from mlxd_shared import config
+from mlxd_shared.domain.units import format_bytes, parse_bytes
 
 MODELS_DIR_VARIABLE = "MLXD_MODELS_DIR"
 HUB_CACHE_VARIABLE = "MLXD_HUB_CACHE"
 OLLAMA_VARIABLE = "MLXD_OLLAMA_MODELS"
+PREFIX_DISK_FOLDER_DEFAULT = "~/.cache/mlxd/prefixes"
 _VARIABLE = re.compile(r"\$(?:(\w+)|\{([^}]*)\})", re.ASCII)
 
 
@@ -32,7 +35,7 @@ def _place(help_text: str) -> Any:  # noqa: ANN401 - typer's own
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The options that say where `mlxd serve` looks for models."""
+    """The options that say where `mlxd serve` looks for models, and what it keeps of prompts."""
 
     models_dir: Annotated[
         str | None,
@@ -57,6 +60,49 @@ class Stores:
         ),
     ] = None
 
+    prefix_disk: Annotated[
+        str | None,
+        typer.Option(
+            metavar="SIZE|none",
+            help="Disk for parts of prompts that outlive a model, of all models together, such as"
+            " 50G. Prompts can be read from what is kept.  [default: none]",
+            show_default=False,
+        ),
+    ] = None
+    prefix_disk_folder: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Where they are kept, for this user alone."
+            f"  [default: {PREFIX_DISK_FOLDER_DEFAULT}]",
+            show_default=False,
+        ),
+    ] = None
+
+    def disk_budget(self, environment: Mapping[str, str], *, attached: bool) -> DiskBudget | None:
+        """Return what may be kept of prompts on disk; None: nothing.
+
+        attached: workers are others' to start.
+
+        Raises:
+            typer.Exit: a size is wrong, or does not go with the workers.
+        """
+        text = self.prefix_disk or LEFT_OUT
+        if text == LEFT_OUT:
+            return None
+        try:
+            nbytes = parse_bytes(text)
+        except ValueError as error:
+            usage_error(f"--prefix-disk {text}: {error}")
+        if not 0 < nbytes <= config.PREFIX_CACHE_BYTES_LIMIT:
+            most = format_bytes(config.PREFIX_CACHE_BYTES_LIMIT)
+            usage_error(f"--prefix-disk {text}: more than 0 and at most {most}, or {LEFT_OUT}")
+        if attached:
+            usage_error(
+                "--prefix-disk applies to workers that mlxd starts; set it on those of --worker"
+            )
+        return DiskBudget(prefix_folder(self.prefix_disk_folder, environment), nbytes)
+
     def places(self, environment: Mapping[str, str]) -> StorePlaces:
         """Return where to look; options that are None were not given.
 
@@ -74,6 +120,12 @@ def models_dir_of(environment: Mapping[str, str]) -> Path | None:
     """Return mlxd's own directory of models; None where it is left out."""
     data = environment.get("XDG_DATA_HOME") or "~/.local/share"
     return _folder(environment.get(MODELS_DIR_VARIABLE) or f"{data}/mlxd/models")
+
+
+def prefix_folder(given: Path | None, environment: Mapping[str, str]) -> Path:
+    """Return where parts of prompts are kept: what was given, or in the user's caches."""
+    caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
+    return (given or Path(caches) / "mlxd" / "prefixes").expanduser().absolute()
 
 
 def hub_cache_of(environment: Mapping[str, str]) -> Path | None:

@@ -93,23 +93,29 @@ class SubprocessLauncher:
         waiting_max: int | None = None,
         gpu_ids: Mapping[str, str] | None = None,
         findings: Path | None = None,
+        prefix_disk: Path | None = None,
     ) -> None:
         """Own `run_dir`, where sockets and records lie; None makes a temporary one.
 
         waiting_max: how many streams may wait in a worker; None leaves it to the worker.
         gpu_ids: the driver's ids of the devices that a worker sees alone, by their names; an id
         means the same GPU in whatever order CUDA counts them.
-        findings: the file of what `mlxd doctor` found; None: workers read none.
+        findings: the file of what `mlxd doctor` found; None: workers read none. prefix_disk: where
+        they keep parts of prompts, as much as they are told to; None: nowhere.
         """
         self._command = tuple(command)
         self._environment = own_environment() if environment is None else dict(environment)
         self._stall_timeout_s = stall_timeout_s
         waiting = () if waiting_max is None else ("--waiting-max", str(waiting_max))
         remembered = () if findings is None else ("--findings", str(findings))
+        kept = ()
+        if prefix_disk is not None:
+            kept = ("--prefix-disk", str(prefix_disk), "--prefix-disk-size", "held")
         self.arguments = (
             *("--orphan-grace", str(orphan_grace_s), "--log-format", "json"),
             *waiting,
             *remembered,
+            *kept,
         )
         """What all workers are started with."""
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir

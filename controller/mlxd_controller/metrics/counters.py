@@ -44,6 +44,16 @@ class Metrics:
         self.shrunk_bytes = Counter(
             "mlxd_model_shrunk_bytes_total", "What workers gave back when they were told to."
         )
+        self.prefix_disk_blocks = Counter(
+            "mlxd_prefix_disk_blocks_total",
+            "Files of prompts on disk, by what became of them: written, read, evicted, refused.",
+        )
+        self.prefix_disk_bytes = Counter(
+            "mlxd_prefix_disk_bytes_total", "Bytes of such files, written or read."
+        )
+        self.prefix_disk_hit_tokens = Counter(
+            "mlxd_prefix_disk_hit_tokens_total", "Prompt tokens that were read from disk."
+        )
         self.restarts = Counter(
             "mlxd_worker_restarts_total",
             "Loads after a failure, by what ended the worker before.",

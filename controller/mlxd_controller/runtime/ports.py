@@ -290,6 +290,9 @@ class WorkerLink(Protocol):
     async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
         """Have it give back what no stream needs; return what its arrays held before and after."""
 
+    async def share_disk(self, nbytes: int, *, timeout_s: float) -> None:
+        """Have it keep at most so much of prompts on disk; what is beyond is gone afterwards."""
+
     async def unload(self, *, timeout_s: float) -> None:
         """Have it drop its model; the process stays."""
 

@@ -36,6 +36,8 @@ from mlxd_shared.wire.proof import Checked, Proof
 from mlxd_shared.wire.records import duration_to_pb, read, write
 from mlxd_shared.wire.status import RemoteError, from_call
 
+MEMORY_AS_IT_IS = (1 << 64) - 1
+"""A target that every worker is below."""
 _T = TypeVar("_T")
 _PREFIX = "/mlxd.v1.InferenceService/"
 _Generate: TypeAlias = grpc.aio.UnaryStreamMultiCallable[bytes, bytes]
@@ -152,6 +154,15 @@ class GrpcLink:
                     yield process_from_pb(message.status)
         finally:
             call.cancel()
+
+    async def share_disk(self, nbytes: int, *, timeout_s: float) -> None:
+        """Have it keep to a share of the disk; see the port."""
+        request = worker_pb2.ShrinkRequest(
+            worker_incarnation=self._incarnation,
+            target_bytes=MEMORY_AS_IT_IS,
+            prefix_disk_bytes=nbytes,
+        )
+        await self._ask(self._worker.Shrink, request, timeout_s)
 
     async def unload(self, *, timeout_s: float) -> None:
         """Have it drop its model; see the port."""

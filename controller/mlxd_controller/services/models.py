@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import bisect
 from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any
 
 from mlxd.v1 import model_pb2, types_pb2
@@ -18,6 +19,7 @@ from mlxd_controller.core.options import conflict, fill_in
 from mlxd_controller.core.phases import Ready
 from mlxd_controller.core.report import report
 from mlxd_controller.core.state import Model
+from mlxd_controller.prefixes.keeper import Keeper
 from mlxd_controller.runtime.changes import Subscription
 from mlxd_controller.runtime.kept_lines import Piece
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
@@ -27,7 +29,14 @@ from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
 from mlxd_models.fit.options import check_options
 from mlxd_shared import config
-from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest, ModelLoading, QueueFull
+from mlxd_shared.blocks.root import FormFolder
+from mlxd_shared.domain.errors import (
+    FieldNotServed,
+    InvalidRequest,
+    ModelLoading,
+    ModelNotFound,
+    QueueFull,
+)
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
@@ -40,10 +49,13 @@ UNLOAD_GRACE_MAX_S = 3600.0
 class ModelService:
     """Implements the service over the catalog and the runtime."""
 
-    def __init__(self, catalog: Catalog, runtime: Runtime, clock: Clock) -> None:
+    def __init__(
+        self, catalog: Catalog, runtime: Runtime, clock: Clock, *, keeper: Keeper | None = None
+    ) -> None:
         self._catalog = catalog
         self._runtime = runtime
         self._clock = clock
+        self._keeper = keeper
         self._log_readers = 0
 
     async def ListModels(
@@ -172,6 +184,50 @@ class ModelService:
         finally:
             self._log_readers -= 1
 
+    async def DropPrefixes(
+        self, request: model_pb2.DropPrefixesRequest, context: Context
+    ) -> model_pb2.DropPrefixesResponse:
+        """Remove what is on disk of prompts. Nothing goes unless it is named, or all is."""
+        keeper = _check_keeper(self._keeper)
+        if bool(request.model) == request.all:
+            raise InvalidRequest.of("model", "name one, or all: nothing is dropped otherwise")
+        digest = ""
+        if request.model:
+            name, digest = await self._find_kept(keeper, request.model)
+            _check_key(name, request.model)
+        else:
+            _check_key("*")  # no model's name: a key for some models alone is refused
+        dropped = await keeper.drop(digest, self._runtime.workers.live())
+        return model_pb2.DropPrefixesResponse(blocks=dropped.blocks, bytes=dropped.nbytes)
+
+    async def VerifyPrefixes(
+        self, request: model_pb2.VerifyPrefixesRequest, context: Context
+    ) -> AsyncGenerator[model_pb2.VerifyPrefixesResponse, None]:
+        """Check every file on disk, and tell what was found, folder by folder."""
+        async with aclosing(_check_keeper(self._keeper).verify()) as found:
+            async for findings in found:
+                yield model_pb2.VerifyPrefixesResponse(
+                    form=findings.form,
+                    model=findings.about.model,
+                    sound=findings.sound,
+                    removed=sum(findings.refused.values()),
+                    unread=findings.unread,
+                )
+
+    async def _find_kept(self, keeper: Keeper, model: str) -> tuple[str, str]:
+        """Return name and digest of a model that is offered, or of which something is kept."""
+        try:
+            ref = await self._catalog.find(model)
+        except ModelNotFound:
+            for folder in self._accounts(keeper):
+                if model in (folder.about.model, folder.about.digest):
+                    return folder.about.model, folder.about.digest
+            raise
+        return ref.name, ref.digest
+
+    def _accounts(self, keeper: Keeper) -> list[FormFolder]:
+        return keeper.accounts(self._runtime.workers.live())
+
     # --- views -----------------------------------------------------------------------------------
 
     def _to_message(self, ref: ModelRef | BrokenRef) -> types_pb2.Model:
@@ -191,6 +247,13 @@ class ModelService:
         fit_report = report(state, ref.digest, ref.facts, spec)
         names = {model.digest: model.name for model in state.models.values()}
         return report_to_pb(fit_report, ref, names)
+
+
+def _check_keeper(keeper: Keeper | None) -> Keeper:
+    """Return what keeps prompts on disk; raises InvalidRequest where nothing does."""
+    if keeper is None:
+        raise InvalidRequest.of("model", "nothing is kept on disk: serve with --prefix-disk")
+    return keeper
 
 
 def _check_worker(ref: ModelRef, worker: Worker | None) -> Worker:

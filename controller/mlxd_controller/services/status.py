@@ -15,6 +15,7 @@ from importlib.metadata import version
 from mlxd.v1 import status_pb2
 from mlxd_controller.core.state import State
 from mlxd_controller.memory.device import resident_bytes
+from mlxd_controller.prefixes.keeper import Keeper
 from mlxd_controller.runtime.ports import Clock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services.allowances import Allowances
@@ -23,6 +24,7 @@ from mlxd_controller.services.gauges import families_to_pb, gauges
 from mlxd_controller.services.views import worker_to_pb
 from mlxd_models.fit.plan import Device
 from mlxd_shared import config
+from mlxd_shared.blocks.root import FormFolder
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.ops.machine import memory_of, this_machine
 from mlxd_shared.wire.convert import checked_duration_s
@@ -37,8 +39,15 @@ class StatusService:
     """Implements the service over the runtime."""
 
     def __init__(
-        self, catalog: Catalog, runtime: Runtime, clock: Clock, *, allowances: Allowances
+        self,
+        catalog: Catalog,
+        runtime: Runtime,
+        clock: Clock,
+        *,
+        allowances: Allowances,
+        keeper: Keeper | None = None,
     ) -> None:
+        self._keeper = keeper
         self._allowances = allowances
         self._catalog = catalog
         self._runtime = runtime
@@ -79,6 +88,20 @@ class StatusService:
     async def _digest(self, model: str) -> str:
         return (await self._catalog.find(model)).digest if model else ""
 
+    def _prefix_store(self) -> status_pb2.PrefixStore | None:
+        """Return what is on disk of prompts; None where nothing is kept."""
+        keeper = self._keeper
+        if keeper is None:
+            return None
+        folders = keeper.accounts(self._runtime.workers.live())
+        largest = sorted(folders, key=lambda folder: -folder.nbytes)[: config.PREFIX_FOLDERS_SHOWN]
+        return status_pb2.PrefixStore(
+            path=str(keeper.budget.folder),
+            budget_bytes=keeper.budget.nbytes,
+            bytes=sum(folder.nbytes for folder in folders),
+            folders=[_folder_to_pb(folder) for folder in folders if folder in largest],
+        )
+
     async def read(self, digest: str = "") -> status_pb2.Status:
         """Return the status now, with all workers or those of one model."""
         workers = self._runtime.workers
@@ -104,6 +127,7 @@ class StatusService:
                 for memory in self._runtime.machines() or (own,)
             ],
             devices=[_device_to_pb(device, state) for device in self._runtime.measure_devices()],
+            prefix_store=self._prefix_store(),
             workers=[
                 worker_to_pb(worker, state.by_worker(worker.number), self._clock)
                 for worker in shown
@@ -118,6 +142,22 @@ class StatusService:
                 ),
             ],
         )
+
+
+def _folder_to_pb(folder: FormFolder) -> status_pb2.PrefixFolder:
+    about = folder.about
+    used = None if folder.is_held and not folder.last_s else timestamp_to_pb(folder.last_s)
+    return status_pb2.PrefixFolder(
+        form=folder.form,
+        model=about.model,
+        model_digest=about.digest,
+        weights=about.weights,
+        context_length=min(about.context_length, (1 << 32) - 1),
+        bytes=folder.nbytes,
+        blocks=folder.blocks,
+        last_use_time=used,
+        in_use=folder.is_held,
+    )
 
 
 def _device_to_pb(device: Device, state: State) -> status_pb2.DeviceStatus:

@@ -278,6 +278,105 @@ class ForgetModelResponse(_message.Message):
 Global___ForgetModelResponse: _TypeAlias = ForgetModelResponse  # noqa: Y015
 
 @_typing.final
+class DropPrefixesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    ALL_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """A name, alias or digest, or the name by which a model that is not offered any more was loaded;
+    required without `all`.
+    """
+    all: _builtins.bool
+    """Of all models; then no model may be named."""
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        all: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["all", b"all", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPrefixesRequest: _TypeAlias = DropPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class DropPrefixesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    blocks: _builtins.int
+    """Files."""
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        blocks: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___DropPrefixesResponse: _TypeAlias = DropPrefixesResponse  # noqa: Y015
+
+@_typing.final
+class VerifyPrefixesRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyPrefixesRequest: _TypeAlias = VerifyPrefixesRequest  # noqa: Y015
+
+@_typing.final
+class VerifyPrefixesResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORM_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    SOUND_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    UNREAD_FIELD_NUMBER: _builtins.int
+    form: _builtins.str
+    """The name of the folder."""
+    model: _builtins.str
+    sound: _builtins.int
+    """Files that are as they were written."""
+    removed: _builtins.int
+    """Files that were not, and are removed."""
+    unread: _builtins.int
+    """Files that the disk would not give."""
+    def __init__(
+        self,
+        *,
+        form: _builtins.str = ...,
+        model: _builtins.str = ...,
+        sound: _builtins.int = ...,
+        removed: _builtins.int = ...,
+        unread: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "model", b"model", "removed", b"removed", "sound", b"sound", "unread", b"unread"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___VerifyPrefixesResponse: _TypeAlias = VerifyPrefixesResponse  # noqa: Y015
+
+@_typing.final
 class WatchModelsRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 

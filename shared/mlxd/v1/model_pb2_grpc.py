@@ -70,6 +70,16 @@ class ModelServiceStub(object):
                 request_serializer=mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.FromString,
                 _registered_method=True)
+        self.DropPrefixes = channel.unary_unary(
+                '/mlxd.v1.ModelService/DropPrefixes',
+                request_serializer=mlxd_dot_v1_dot_model__pb2.DropPrefixesRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_model__pb2.DropPrefixesResponse.FromString,
+                _registered_method=True)
+        self.VerifyPrefixes = channel.unary_stream(
+                '/mlxd.v1.ModelService/VerifyPrefixes',
+                request_serializer=mlxd_dot_v1_dot_model__pb2.VerifyPrefixesRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_model__pb2.VerifyPrefixesResponse.FromString,
+                _registered_method=True)
 
 
 class ModelServiceServicer(object):
@@ -128,6 +138,22 @@ class ModelServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def DropPrefixes(self, request, context):
+        """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
+        and goes on keeping. Refused where the server keeps nothing on disk.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
+    def VerifyPrefixes(self, request, context):
+        """Reads every file that is kept of prompts, removes those that are damaged, and sends what was
+        found, folder by folder. Takes as long as the disk does; nobody waits for it meanwhile.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
 
 def add_ModelServiceServicer_to_server(servicer, server):
     rpc_method_handlers = {
@@ -165,6 +191,16 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.FromString,
                     response_serializer=mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.SerializeToString,
+            ),
+            'DropPrefixes': grpc.unary_unary_rpc_method_handler(
+                    servicer.DropPrefixes,
+                    request_deserializer=mlxd_dot_v1_dot_model__pb2.DropPrefixesRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_model__pb2.DropPrefixesResponse.SerializeToString,
+            ),
+            'VerifyPrefixes': grpc.unary_stream_rpc_method_handler(
+                    servicer.VerifyPrefixes,
+                    request_deserializer=mlxd_dot_v1_dot_model__pb2.VerifyPrefixesRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_model__pb2.VerifyPrefixesResponse.SerializeToString,
             ),
     }
     generic_handler = grpc.method_handlers_generic_handler(
@@ -357,6 +393,60 @@ class ModelService(object):
             '/mlxd.v1.ModelService/ReadLogs',
             mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.SerializeToString,
             mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def DropPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/mlxd.v1.ModelService/DropPrefixes',
+            mlxd_dot_v1_dot_model__pb2.DropPrefixesRequest.SerializeToString,
+            mlxd_dot_v1_dot_model__pb2.DropPrefixesResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def VerifyPrefixes(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mlxd.v1.ModelService/VerifyPrefixes',
+            mlxd_dot_v1_dot_model__pb2.VerifyPrefixesRequest.SerializeToString,
+            mlxd_dot_v1_dot_model__pb2.VerifyPrefixesResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -53,6 +53,14 @@ class ModelServiceStub:
     that worker has ended. Of a model without a worker, those of the last one that failed. A worker
     that the controller did not start writes elsewhere; that is refused.
     """
+    DropPrefixes: _grpc.UnaryUnaryMultiCallable[_model_pb2.DropPrefixesRequest, _model_pb2.DropPrefixesResponse]
+    """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
+    and goes on keeping. Refused where the server keeps nothing on disk.
+    """
+    VerifyPrefixes: _grpc.UnaryStreamMultiCallable[_model_pb2.VerifyPrefixesRequest, _model_pb2.VerifyPrefixesResponse]
+    """Reads every file that is kept of prompts, removes those that are damaged, and sends what was
+    found, folder by folder. Takes as long as the disk does; nobody waits for it meanwhile.
+    """
 
 @_typing.type_check_only
 class ModelServiceAsyncStub(ModelServiceStub):
@@ -78,6 +86,14 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Sends the last lines that a model's worker has written, and with follow each further one until
     that worker has ended. Of a model without a worker, those of the last one that failed. A worker
     that the controller did not start writes elsewhere; that is refused.
+    """
+    DropPrefixes: _aio.UnaryUnaryMultiCallable[_model_pb2.DropPrefixesRequest, _model_pb2.DropPrefixesResponse]  # type: ignore[assignment]
+    """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
+    and goes on keeping. Refused where the server keeps nothing on disk.
+    """
+    VerifyPrefixes: _aio.UnaryStreamMultiCallable[_model_pb2.VerifyPrefixesRequest, _model_pb2.VerifyPrefixesResponse]  # type: ignore[assignment]
+    """Reads every file that is kept of prompts, removes those that are damaged, and sends what was
+    found, folder by folder. Takes as long as the disk does; nobody waits for it meanwhile.
     """
 
 class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
@@ -143,6 +159,26 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sends the last lines that a model's worker has written, and with follow each further one until
         that worker has ended. Of a model without a worker, those of the last one that failed. A worker
         that the controller did not start writes elsewhere; that is refused.
+        """
+
+    @_abc_1.abstractmethod
+    def DropPrefixes(
+        self,
+        request: _model_pb2.DropPrefixesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_model_pb2.DropPrefixesResponse, _abc.Awaitable[_model_pb2.DropPrefixesResponse]]:
+        """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
+        and goes on keeping. Refused where the server keeps nothing on disk.
+        """
+
+    @_abc_1.abstractmethod
+    def VerifyPrefixes(
+        self,
+        request: _model_pb2.VerifyPrefixesRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_model_pb2.VerifyPrefixesResponse], _abc.AsyncIterator[_model_pb2.VerifyPrefixesResponse]]:
+        """Reads every file that is kept of prompts, removes those that are damaged, and sends what was
+        found, folder by folder. Takes as long as the disk does; nobody waits for it meanwhile.
         """
 
 def add_ModelServiceServicer_to_server(servicer: ModelServiceServicer, server: _typing.Union[_grpc.Server, _aio.Server]) -> None: ...

@@ -159,6 +159,7 @@ class Status(_message.Message):
     WORKERS_FIELD_NUMBER: _builtins.int
     METRICS_FIELD_NUMBER: _builtins.int
     MACHINES_FIELD_NUMBER: _builtins.int
+    PREFIX_STORE_FIELD_NUMBER: _builtins.int
     role: Global___ProcessRole.ValueType
     version: _builtins.str
     pid: _builtins.int
@@ -182,6 +183,10 @@ class Status(_message.Message):
     def machines(self) -> _containers.RepeatedCompositeFieldContainer[Global___HostMemory]:
         """Of every machine on which workers run; a worker names its own alone."""
 
+    @_builtins.property
+    def prefix_store(self) -> Global___PrefixStore:
+        """Of a controller that keeps parts of prompts on disk."""
+
     def __init__(
         self,
         *,
@@ -195,14 +200,101 @@ class Status(_message.Message):
         workers: _abc.Iterable[Global___WorkerStatus] | None = ...,
         metrics: _abc.Iterable[Global___MetricFamily] | None = ...,
         machines: _abc.Iterable[Global___HostMemory] | None = ...,
+        prefix_store: Global___PrefixStore | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["host_memory", b"host_memory", "now", b"now", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["host_memory", b"host_memory", "now", b"now", "prefix_store", b"prefix_store", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "host_memory", b"host_memory", "machines", b"machines", "metrics", b"metrics", "now", b"now", "pid", b"pid", "role", b"role", "start_time", b"start_time", "version", b"version", "workers", b"workers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["devices", b"devices", "host_memory", b"host_memory", "machines", b"machines", "metrics", b"metrics", "now", b"now", "pid", b"pid", "prefix_store", b"prefix_store", "role", b"role", "start_time", b"start_time", "version", b"version", "workers", b"workers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Status: _TypeAlias = Status  # noqa: Y015
+
+@_typing.final
+class PrefixStore(_message.Message):
+    """What is on disk of prompts, of all models together."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PATH_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    FOLDERS_FIELD_NUMBER: _builtins.int
+    path: _builtins.str
+    budget_bytes: _builtins.int
+    bytes: _builtins.int
+    @_builtins.property
+    def folders(self) -> _containers.RepeatedCompositeFieldContainer[Global___PrefixFolder]:
+        """By model; at most 256, the largest ones."""
+
+    def __init__(
+        self,
+        *,
+        path: _builtins.str = ...,
+        budget_bytes: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        folders: _abc.Iterable[Global___PrefixFolder] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["budget_bytes", b"budget_bytes", "bytes", b"bytes", "folders", b"folders", "path", b"path"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixStore: _TypeAlias = PrefixStore  # noqa: Y015
+
+@_typing.final
+class PrefixFolder(_message.Message):
+    """What is on disk of one model's prompts, as it was loaded in one form."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORM_FIELD_NUMBER: _builtins.int
+    MODEL_FIELD_NUMBER: _builtins.int
+    MODEL_DIGEST_FIELD_NUMBER: _builtins.int
+    WEIGHTS_FIELD_NUMBER: _builtins.int
+    CONTEXT_LENGTH_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    LAST_USE_TIME_FIELD_NUMBER: _builtins.int
+    IN_USE_FIELD_NUMBER: _builtins.int
+    form: _builtins.str
+    """The folder's name."""
+    model: _builtins.str
+    """The name by which it was loaded last; empty where that is not known."""
+    model_digest: _builtins.str
+    weights: _builtins.str
+    """How the weights were kept, in words."""
+    context_length: _builtins.int
+    bytes: _builtins.int
+    blocks: _builtins.int
+    """Files."""
+    in_use: _builtins.bool
+    """A process has it."""
+    @_builtins.property
+    def last_use_time(self) -> _timestamp_pb2.Timestamp:
+        """Absent for those of workers, which are in use."""
+
+    def __init__(
+        self,
+        *,
+        form: _builtins.str = ...,
+        model: _builtins.str = ...,
+        model_digest: _builtins.str = ...,
+        weights: _builtins.str = ...,
+        context_length: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        last_use_time: _timestamp_pb2.Timestamp | None = ...,
+        in_use: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["last_use_time", b"last_use_time"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "context_length", b"context_length", "form", b"form", "in_use", b"in_use", "last_use_time", b"last_use_time", "model", b"model", "model_digest", b"model_digest", "weights", b"weights"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixFolder: _TypeAlias = PrefixFolder  # noqa: Y015
 
 @_typing.final
 class HostMemory(_message.Message):
@@ -447,6 +539,73 @@ class MathLibrary(_message.Message):
 Global___MathLibrary: _TypeAlias = MathLibrary  # noqa: Y015
 
 @_typing.final
+class PrefixDisk(_message.Message):
+    """What a worker keeps of prompts on disk; the counts begin with the load."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FORM_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    BUDGET_BYTES_FIELD_NUMBER: _builtins.int
+    BLOCKS_FIELD_NUMBER: _builtins.int
+    BLOCK_BYTES_FIELD_NUMBER: _builtins.int
+    LEAST_WORTH_FIELD_NUMBER: _builtins.int
+    WRITTEN_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    READ_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    EVICTED_FIELD_NUMBER: _builtins.int
+    REFUSED_FIELD_NUMBER: _builtins.int
+    HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    form: _builtins.str
+    """The name of its folder."""
+    bytes: _builtins.int
+    budget_bytes: _builtins.int
+    """What it may keep; a full disk lowers it."""
+    blocks: _builtins.int
+    """Files."""
+    block_bytes: _builtins.int
+    """The most that one block takes."""
+    least_worth: _builtins.float
+    """Seconds that a byte of what would go first is expected to save in a second: comparable between
+    models. 0 where nothing is there.
+    """
+    written: _builtins.int
+    written_bytes: _builtins.int
+    read: _builtins.int
+    read_bytes: _builtins.int
+    evicted: _builtins.int
+    """Files that made room for others."""
+    refused: _builtins.int
+    """Files that were damaged, or no blocks of this model, and were removed."""
+    hit_tokens: _builtins.int
+    """Tokens of prompts that were read and not computed."""
+    def __init__(
+        self,
+        *,
+        form: _builtins.str = ...,
+        bytes: _builtins.int = ...,
+        budget_bytes: _builtins.int = ...,
+        blocks: _builtins.int = ...,
+        block_bytes: _builtins.int = ...,
+        least_worth: _builtins.float = ...,
+        written: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        read: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        evicted: _builtins.int = ...,
+        refused: _builtins.int = ...,
+        hit_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks", b"blocks", "budget_bytes", b"budget_bytes", "bytes", b"bytes", "evicted", b"evicted", "form", b"form", "hit_tokens", b"hit_tokens", "least_worth", b"least_worth", "read", b"read", "read_bytes", b"read_bytes", "refused", b"refused", "written", b"written", "written_bytes", b"written_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PrefixDisk: _TypeAlias = PrefixDisk  # noqa: Y015
+
+@_typing.final
 class WorkerStatus(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -483,6 +642,8 @@ class WorkerStatus(_message.Message):
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     FAST_PATHS_OFF_FIELD_NUMBER: _builtins.int
+    PREFIX_DISK_FIELD_NUMBER: _builtins.int
+    PREFIX_RELOAD_FIELD_NUMBER: _builtins.int
     pid: _builtins.int
     address: _builtins.str
     incarnation: _builtins.str
@@ -538,6 +699,16 @@ class WorkerStatus(_message.Message):
         `mlxd doctor`.
         """
 
+    @_builtins.property
+    def prefix_disk(self) -> Global___PrefixDisk:
+        """Absent: nothing is kept on disk."""
+
+    @_builtins.property
+    def prefix_reload(self) -> _duration_pb2.Duration:
+        """What the next request would have to compute, or read from disk, of the prompts that memory has,
+        had the model been unloaded meanwhile.
+        """
+
     def __init__(
         self,
         *,
@@ -574,10 +745,12 @@ class WorkerStatus(_message.Message):
         kv_format: _types_pb2.KvFormat.ValueType = ...,
         prefix_cache_bytes: _builtins.int = ...,
         fast_paths_off: _abc.Iterable[_builtins.str] | None = ...,
+        prefix_disk: Global___PrefixDisk | None = ...,
+        prefix_reload: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "effective_sampling", b"effective_sampling", "exit_code", b"exit_code", "figures_age", b"figures_age", "math_library", b"math_library", "memory", b"memory", "oldest_wait", b"oldest_wait", "progress", b"progress", "start_time", b"start_time"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "effective_sampling", b"effective_sampling", "exit_code", b"exit_code", "figures_age", b"figures_age", "math_library", b"math_library", "memory", b"memory", "oldest_wait", b"oldest_wait", "prefix_disk", b"prefix_disk", "prefix_reload", b"prefix_reload", "progress", b"progress", "start_time", b"start_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "address", b"address", "backend", b"backend", "compiles", b"compiles", "context_length", b"context_length", "context_length_max", b"context_length_max", "cpu_seconds", b"cpu_seconds", "effective_sampling", b"effective_sampling", "exit_code", b"exit_code", "fast_paths_off", b"fast_paths_off", "figures_age", b"figures_age", "incarnation", b"incarnation", "kv_format", b"kv_format", "kv_tokens_capacity", b"kv_tokens_capacity", "kv_tokens_used", b"kv_tokens_used", "last_error", b"last_error", "last_lines", b"last_lines", "math_library", b"math_library", "memory", b"memory", "mlx_version", b"mlx_version", "model_digest", b"model_digest", "model_name", b"model_name", "model_path", b"model_path", "oldest_wait", b"oldest_wait", "pid", b"pid", "prefix_cache_bytes", b"prefix_cache_bytes", "progress", b"progress", "rows_max", b"rows_max", "start_time", b"start_time", "state", b"state", "streams_running", b"streams_running", "streams_waiting", b"streams_waiting", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code", "address", b"address", "backend", b"backend", "compiles", b"compiles", "context_length", b"context_length", "context_length_max", b"context_length_max", "cpu_seconds", b"cpu_seconds", "effective_sampling", b"effective_sampling", "exit_code", b"exit_code", "fast_paths_off", b"fast_paths_off", "figures_age", b"figures_age", "incarnation", b"incarnation", "kv_format", b"kv_format", "kv_tokens_capacity", b"kv_tokens_capacity", "kv_tokens_used", b"kv_tokens_used", "last_error", b"last_error", "last_lines", b"last_lines", "math_library", b"math_library", "memory", b"memory", "mlx_version", b"mlx_version", "model_digest", b"model_digest", "model_name", b"model_name", "model_path", b"model_path", "oldest_wait", b"oldest_wait", "pid", b"pid", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_disk", b"prefix_disk", "prefix_reload", b"prefix_reload", "progress", b"progress", "rows_max", b"rows_max", "start_time", b"start_time", "state", b"state", "streams_running", b"streams_running", "streams_waiting", b"streams_waiting", "vocab_size", b"vocab_size", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__exit_code: _TypeAlias = _typing.Literal["exit_code"]  # noqa: Y015
     _WhichOneofArgType__exit_code: _TypeAlias = _typing.Literal["_exit_code", b"_exit_code"]  # noqa: Y015

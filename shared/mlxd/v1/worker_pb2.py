@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from mlxd.v1 import types_pb2 as mlxd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14mlxd/v1/worker.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13mlxd/v1/types.proto\"|\n\x0bLoadRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.mlxd.v1.LoadOptions\"7\n\x0cLoadResponse\x12\'\n\x08progress\x18\x01 \x01(\x0b\x32\x15.mlxd.v1.LoadProgress\"+\n\rUnloadRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\"*\n\x0eUnloadResponse\x12\x18\n\x10mlx_active_bytes\x18\x01 \x01(\x04\"A\n\rShrinkRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12\x14\n\x0ctarget_bytes\x18\x02 \x01(\x04\";\n\x0eShrinkResponse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"T\n\x0c\x44rainRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"%\n\rDrainResponse\x12\x14\n\x0cstreams_left\x18\x01 \x01(\r\"-\n\x0fShutdownRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\"\x12\n\x10ShutdownResponse\"q\n\x0c\x41\x64optRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontroller_pid\x18\x02 \x01(\x05\x12\x18\n\x10\x63ontroller_start\x18\x03 \x01(\t\x12\x13\n\x0boutput_path\x18\x04 \x01(\t\"\x0f\n\rAdoptResponse2\xed\x02\n\rWorkerService\x12\x35\n\x04Load\x12\x14.mlxd.v1.LoadRequest\x1a\x15.mlxd.v1.LoadResponse0\x01\x12\x39\n\x06Unload\x12\x16.mlxd.v1.UnloadRequest\x1a\x17.mlxd.v1.UnloadResponse\x12\x39\n\x06Shrink\x12\x16.mlxd.v1.ShrinkRequest\x1a\x17.mlxd.v1.ShrinkResponse\x12\x36\n\x05\x44rain\x12\x15.mlxd.v1.DrainRequest\x1a\x16.mlxd.v1.DrainResponse\x12?\n\x08Shutdown\x12\x18.mlxd.v1.ShutdownRequest\x1a\x19.mlxd.v1.ShutdownResponse\x12\x36\n\x05\x41\x64opt\x12\x15.mlxd.v1.AdoptRequest\x1a\x16.mlxd.v1.AdoptResponseBR\n\x0b\x64\x65v.mlxd.v1B\x0bWorkerProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x14mlxd/v1/worker.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13mlxd/v1/types.proto\"|\n\x0bLoadRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12\x0c\n\x04path\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x0e\n\x06\x64igest\x18\x04 \x01(\t\x12%\n\x07options\x18\x05 \x01(\x0b\x32\x14.mlxd.v1.LoadOptions\"7\n\x0cLoadResponse\x12\'\n\x08progress\x18\x01 \x01(\x0b\x32\x15.mlxd.v1.LoadProgress\"+\n\rUnloadRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\"*\n\x0eUnloadResponse\x12\x18\n\x10mlx_active_bytes\x18\x01 \x01(\x04\"w\n\rShrinkRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12\x14\n\x0ctarget_bytes\x18\x02 \x01(\x04\x12\x1e\n\x11prefix_disk_bytes\x18\x03 \x01(\x04H\x00\x88\x01\x01\x42\x14\n\x12_prefix_disk_bytes\";\n\x0eShrinkResponse\x12\x14\n\x0c\x62ytes_before\x18\x01 \x01(\x04\x12\x13\n\x0b\x62ytes_after\x18\x02 \x01(\x04\"T\n\x0c\x44rainRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\"%\n\rDrainResponse\x12\x14\n\x0cstreams_left\x18\x01 \x01(\r\"-\n\x0fShutdownRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\"\x12\n\x10ShutdownResponse\"q\n\x0c\x41\x64optRequest\x12\x1a\n\x12worker_incarnation\x18\x01 \x01(\t\x12\x16\n\x0e\x63ontroller_pid\x18\x02 \x01(\x05\x12\x18\n\x10\x63ontroller_start\x18\x03 \x01(\t\x12\x13\n\x0boutput_path\x18\x04 \x01(\t\"\x0f\n\rAdoptResponse2\xed\x02\n\rWorkerService\x12\x35\n\x04Load\x12\x14.mlxd.v1.LoadRequest\x1a\x15.mlxd.v1.LoadResponse0\x01\x12\x39\n\x06Unload\x12\x16.mlxd.v1.UnloadRequest\x1a\x17.mlxd.v1.UnloadResponse\x12\x39\n\x06Shrink\x12\x16.mlxd.v1.ShrinkRequest\x1a\x17.mlxd.v1.ShrinkResponse\x12\x36\n\x05\x44rain\x12\x15.mlxd.v1.DrainRequest\x1a\x16.mlxd.v1.DrainResponse\x12?\n\x08Shutdown\x12\x18.mlxd.v1.ShutdownRequest\x1a\x19.mlxd.v1.ShutdownResponse\x12\x36\n\x05\x41\x64opt\x12\x15.mlxd.v1.AdoptRequest\x1a\x16.mlxd.v1.AdoptResponseBR\n\x0b\x64\x65v.mlxd.v1B\x0bWorkerProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -43,21 +43,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_UNLOADRESPONSE']._serialized_start=314
   _globals['_UNLOADRESPONSE']._serialized_end=356
   _globals['_SHRINKREQUEST']._serialized_start=358
-  _globals['_SHRINKREQUEST']._serialized_end=423
-  _globals['_SHRINKRESPONSE']._serialized_start=425
-  _globals['_SHRINKRESPONSE']._serialized_end=484
-  _globals['_DRAINREQUEST']._serialized_start=486
-  _globals['_DRAINREQUEST']._serialized_end=570
-  _globals['_DRAINRESPONSE']._serialized_start=572
-  _globals['_DRAINRESPONSE']._serialized_end=609
-  _globals['_SHUTDOWNREQUEST']._serialized_start=611
-  _globals['_SHUTDOWNREQUEST']._serialized_end=656
-  _globals['_SHUTDOWNRESPONSE']._serialized_start=658
-  _globals['_SHUTDOWNRESPONSE']._serialized_end=676
-  _globals['_ADOPTREQUEST']._serialized_start=678
-  _globals['_ADOPTREQUEST']._serialized_end=791
-  _globals['_ADOPTRESPONSE']._serialized_start=793
-  _globals['_ADOPTRESPONSE']._serialized_end=808
-  _globals['_WORKERSERVICE']._serialized_start=811
-  _globals['_WORKERSERVICE']._serialized_end=1176
+  _globals['_SHRINKREQUEST']._serialized_end=477
+  _globals['_SHRINKRESPONSE']._serialized_start=479
+  _globals['_SHRINKRESPONSE']._serialized_end=538
+  _globals['_DRAINREQUEST']._serialized_start=540
+  _globals['_DRAINREQUEST']._serialized_end=624
+  _globals['_DRAINRESPONSE']._serialized_start=626
+  _globals['_DRAINRESPONSE']._serialized_end=663
+  _globals['_SHUTDOWNREQUEST']._serialized_start=665
+  _globals['_SHUTDOWNREQUEST']._serialized_end=710
+  _globals['_SHUTDOWNRESPONSE']._serialized_start=712
+  _globals['_SHUTDOWNRESPONSE']._serialized_end=730
+  _globals['_ADOPTREQUEST']._serialized_start=732
+  _globals['_ADOPTREQUEST']._serialized_end=845
+  _globals['_ADOPTRESPONSE']._serialized_start=847
+  _globals['_ADOPTRESPONSE']._serialized_end=862
+  _globals['_WORKERSERVICE']._serialized_start=865
+  _globals['_WORKERSERVICE']._serialized_end=1230
 # @@protoc_insertion_point(module_scope)

@@ -117,19 +117,28 @@ class ShrinkRequest(_message.Message):
 
     WORKER_INCARNATION_FIELD_NUMBER: _builtins.int
     TARGET_BYTES_FIELD_NUMBER: _builtins.int
+    PREFIX_DISK_BYTES_FIELD_NUMBER: _builtins.int
     worker_incarnation: _builtins.str
     target_bytes: _builtins.int
+    """Of arrays; the largest number gives nothing back."""
+    prefix_disk_bytes: _builtins.int
+    """What the model may keep on disk of prompts from now on, at most 2^50; what is beyond goes before
+    the answer. Absent: as before. Nothing happens where nothing is kept there.
+    """
     def __init__(
         self,
         *,
         worker_incarnation: _builtins.str = ...,
         target_bytes: _builtins.int = ...,
+        prefix_disk_bytes: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_prefix_disk_bytes", b"_prefix_disk_bytes", "prefix_disk_bytes", b"prefix_disk_bytes"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["target_bytes", b"target_bytes", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_prefix_disk_bytes", b"_prefix_disk_bytes", "prefix_disk_bytes", b"prefix_disk_bytes", "target_bytes", b"target_bytes", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__prefix_disk_bytes: _TypeAlias = _typing.Literal["prefix_disk_bytes"]  # noqa: Y015
+    _WhichOneofArgType__prefix_disk_bytes: _TypeAlias = _typing.Literal["_prefix_disk_bytes", b"_prefix_disk_bytes"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix_disk_bytes) -> _WhichOneofReturnType__prefix_disk_bytes | None: ...
 
 Global___ShrinkRequest: _TypeAlias = ShrinkRequest  # noqa: Y015
 

@@ -144,6 +144,25 @@ def decode(raw: memoryview, *, form_name: bytes, wanted: BlockId) -> Block:
     Raises:
         BlockRefused: torn, of another version, or not the block `wanted` of this form.
     """
+    block = _decode(raw)
+    if block.form_name != form_name:
+        raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
+    return _named(block, wanted)
+
+
+def decode_any(raw: memoryview, *, form_digits: str, wanted: BlockId) -> Block:
+    """Return the block of a whole file, of the form whose name begins with these digits.
+
+    Raises:
+        BlockRefused: as `decode`.
+    """
+    block = _decode(raw)
+    if not block.form_name.hex().startswith(form_digits):
+        raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
+    return _named(block, wanted)
+
+
+def _decode(raw: memoryview) -> Block:
     header = _checked_header(raw)
     try:
         stated = json.loads(bytes(header))
@@ -155,7 +174,7 @@ def decode(raw: memoryview, *, form_name: bytes, wanted: BlockId) -> Block:
     if metadata.get("version") != str(VERSION):
         raise BlockRefused(Fault.OLD, f"version {metadata.get('version')!r:.20}, not {VERSION}")
     data = raw[LENGTH_NBYTES + len(header) :]
-    block = Block(
+    return Block(
         form_name=_bytes_in(metadata, "form", NAME_NBYTES),
         before=_bytes_in(metadata, "before", NAME_NBYTES),
         tokens=_bytes_in(metadata, "tokens", None),
@@ -163,8 +182,9 @@ def decode(raw: memoryview, *, form_name: bytes, wanted: BlockId) -> Block:
         part=_part_in(metadata),
         tensors=_tensors_in(stated, data),
     )
-    if block.form_name != form_name:
-        raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
+
+
+def _named(block: Block, wanted: BlockId) -> Block:
     if block.id != wanted:
         raise BlockRefused(Fault.FOREIGN, "its tokens are not those of its name")
     return block

@@ -21,9 +21,12 @@ import fcntl
 import os
 import re
 import stat
+import threading
+import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from mlxd_shared.blocks.about import ABOUT_NBYTES_MAX, NOBODY, About, decode_about, encode_about
 from mlxd_shared.blocks.block_file import VERSION, BlockId, BlockRefused, Fault, Part
 from mlxd_shared.blocks.chain import NAME_NBYTES
 from mlxd_shared.blocks.index import Entry
@@ -33,8 +36,13 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 FORM_DIGITS = 32
 """Of a form's name, in its folder's."""
 LOCK_FILE = "lock"
+ABOUT_FILE = "about.json"
+"""Whose blocks the folder has; see `about`."""
 BESIDE = ".part"
 DEPTH_DIGITS_MAX = 9
+LOCK_WAIT_S = 2.0
+"""Whoever makes room in a folder, or is just ending, has it for less."""
+LOCK_PAUSE_S = 0.01
 
 _FORM_FOLDER = re.compile(rf"v(\d{{1,6}})-[0-9a-f]{{{FORM_DIGITS}}}")
 _BLOCK_FILE = re.compile(
@@ -67,12 +75,11 @@ class BlockFolder:
         strays = 0
         with os.scandir(self._fd) as listing:
             for item in listing:
-                match = _BLOCK_FILE.fullmatch(item.name)
                 status = item.stat(follow_symlinks=False)
-                if match and stat.S_ISREG(status.st_mode) and status.st_size:
-                    block = BlockId(bytes.fromhex(match[1]), Part(match[3]))
-                    yield Entry(block, int(match[2]), status.st_size, status.st_mtime)
-                elif item.name != LOCK_FILE and not stat.S_ISDIR(status.st_mode):
+                entry = _entry_of(item.name, status)
+                if entry is not None:
+                    yield entry
+                elif item.name not in (LOCK_FILE, ABOUT_FILE) and not stat.S_ISDIR(status.st_mode):
                     strays += 1
                     with contextlib.suppress(OSError):  # it stays, and counts for nothing
                         os.unlink(item.name, dir_fd=self._fd)
@@ -85,7 +92,26 @@ class BlockFolder:
         Raises:
             OSError: it cannot be written; nothing is left of it.
         """
-        name = _name_of(entry)
+        self._write(_name_of(entry), pieces, at_s=entry.last_s)
+
+    def describe(self, about: About) -> None:
+        """Have the folder say whose it is; that it cannot is no matter."""
+        with contextlib.suppress(OSError):
+            self._write(ABOUT_FILE, [encode_about(about)], at_s=time.time())
+
+    def about(self) -> About:
+        """Return what the folder says of itself."""
+        return read_about(self._fd)
+
+    def remove_itself(self) -> None:
+        """Remove the folder, where nothing but its own files is in it."""
+        with contextlib.suppress(OSError):
+            for name in (ABOUT_FILE, LOCK_FILE):
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(name, dir_fd=self._fd)
+            self.path.rmdir()
+
+    def _write(self, name: str, pieces: Iterable[bytes | memoryview], *, at_s: float) -> None:
         beside = name + BESIDE
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(beside, flags, FILE_MODE, dir_fd=self._fd)
@@ -93,7 +119,7 @@ class BlockFolder:
             try:
                 for piece in pieces:
                     _write_all(descriptor, memoryview(piece))
-                os.utime(descriptor, (entry.last_s, entry.last_s))
+                os.utime(descriptor, (at_s, at_s))
                 os.fsync(descriptor)
             finally:
                 os.close(descriptor)
@@ -142,39 +168,79 @@ class BlockFolder:
             os.unlink(_name_of(entry), dir_fd=self._fd)
 
 
-def open_folder(root: Path, form_name: bytes) -> BlockFolder:
+def folder_name(form_name: bytes) -> str:
+    """Return what the folder of a form is called."""
+    return f"v{VERSION}-{form_name.hex()[:FORM_DIGITS]}"
+
+
+def open_folder(root: Path, form_name: bytes, *, wait_s: float = 0.0) -> BlockFolder:
     """Return the folder of a form's blocks in `root`; both are made if need be.
+
+    wait_s: how long another process may take to let it go.
 
     Raises:
         FolderRefused: it cannot be made or written, is not this user's alone, or another process
             has it.
     """
-    path = root / f"v{VERSION}-{form_name.hex()[:FORM_DIGITS]}"
+    path = root / folder_name(form_name)
     try:
-        os.close(_make_private(root))
-        folder_fd = _make_private(path, os.O_NOFOLLOW)
+        os.close(make_private(root))
+        try:
+            folder_fd, lock_fd = _open_locked(path, wait_s)
+        except FileNotFoundError:  # whoever made room in it has just removed it, as empty
+            folder_fd, lock_fd = _open_locked(path, wait_s)
     except OSError as error:
         raise FolderRefused(f"{path}: {error.strerror or error}") from error
+    _remove_old(root)
+    return BlockFolder(path, folder_fd, lock_fd)
+
+
+def _open_locked(path: Path, wait_s: float) -> tuple[int, int]:
+    """Return descriptors of a folder, made if need be, and of its lock."""
+    folder_fd = make_private(path, os.O_NOFOLLOW)
     try:
-        lock_fd = _lock(folder_fd)
-    except OSError as error:
+        lock_fd = lock(folder_fd, wait_s=wait_s)
+    except OSError:
         os.close(folder_fd)
-        raise FolderRefused(f"{path}: {error.strerror or error}") from error
+        raise
     if lock_fd is None:
         os.close(folder_fd)
         raise FolderRefused(f"{path}: another process has it")
-    _remove_old(root)
-    return BlockFolder(path, folder_fd, lock_fd)
+    return folder_fd, lock_fd
+
+
+def list_entries(folder_fd: int) -> Iterator[Entry]:
+    """Yield the blocks of a folder by names and sizes; what goes meanwhile is left out."""
+    with os.scandir(folder_fd) as listing:
+        for item in listing:
+            with contextlib.suppress(FileNotFoundError):
+                entry = _entry_of(item.name, item.stat(follow_symlinks=False))
+                if entry is not None:
+                    yield entry
+
+
+def _entry_of(name: str, status: os.stat_result) -> Entry | None:
+    """Return what a name and a size say of a block; None of what is no block's file."""
+    match = _BLOCK_FILE.fullmatch(name)
+    if not match or not stat.S_ISREG(status.st_mode) or not status.st_size:
+        return None
+    block = BlockId(bytes.fromhex(match[1]), Part(match[3]))
+    return Entry(block, int(match[2]), status.st_size, status.st_mtime)
 
 
 def _name_of(entry: Entry) -> str:
     return f"{entry.id.name.hex()}-{entry.depth}-{entry.id.part}.safetensors"
 
 
-def _make_private(folder: Path, flags: int = 0) -> int:
-    """Return a descriptor of a folder that is this user's alone, made if need be."""
+def make_private(folder: Path, flags: int = 0) -> int:
+    """Return a descriptor of a folder that is this user's alone, made if need be.
+
+    Raises:
+        FolderRefused: it belongs to another user, or is open to others.
+        OSError: it cannot be made or opened.
+    """
     folder.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-    descriptor = _open(folder, flags)
+    descriptor = open_directory(folder, flags)
     status = os.fstat(descriptor)
     mode = stat.S_IMODE(status.st_mode)
     if status.st_uid == os.geteuid() and not mode & 0o077:
@@ -185,23 +251,58 @@ def _make_private(folder: Path, flags: int = 0) -> int:
     raise FolderRefused(f"{folder} is open to others (mode {mode:04o}); prompts need 0700")
 
 
-def _open(folder: Path, flags: int) -> int:
+def open_directory(folder: Path, flags: int = 0) -> int:
+    """Return a descriptor of a folder that is there. Raises OSError."""
     return os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | flags)
 
 
-def _lock(folder_fd: int) -> int | None:
-    """Return a descriptor that holds the folder's lock; None where another process does."""
+def read_about(folder_fd: int) -> About:
+    """Return what a folder says of itself; `NOBODY` where it says nothing that can be read."""
+    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    try:
+        descriptor = os.open(ABOUT_FILE, flags, dir_fd=folder_fd)
+    except OSError:
+        return NOBODY
+    with os.fdopen(descriptor, "rb") as file:
+        try:
+            return decode_about(file.read(ABOUT_NBYTES_MAX))
+        except OSError:
+            return NOBODY
+
+
+def is_form_folder(name: str) -> bool:
+    """Tell whether a name is one of a form's folder, of this layout."""
+    match = _FORM_FOLDER.fullmatch(name)
+    return match is not None and int(match[1]) == VERSION
+
+
+def lock(folder_fd: int, *, wait_s: float = 0.0) -> int | None:
+    """Return a descriptor that holds the folder's lock; None where another process keeps it.
+
+    Raises:
+        OSError: there can be no lock.
+    """
+    until_s, pause = time.monotonic() + wait_s, threading.Event()
+    while (descriptor := _try_lock(folder_fd)) is None and time.monotonic() < until_s:
+        pause.wait(LOCK_PAUSE_S)
+    return descriptor
+
+
+def _try_lock(folder_fd: int) -> int | None:
     flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
     descriptor = os.open(LOCK_FILE, flags, FILE_MODE, dir_fd=folder_fd)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        is_there = os.fstat(descriptor).st_nlink > 0
     except BlockingIOError:
-        os.close(descriptor)
-        return None
+        is_there = False
     except OSError:
         os.close(descriptor)
         raise
-    return descriptor
+    if is_there:
+        return descriptor
+    os.close(descriptor)  # another's, or of a folder that has been removed with it
+    return None
 
 
 def _remove_old(root: Path) -> None:
@@ -218,9 +319,9 @@ def _remove_old(root: Path) -> None:
 
 
 def _remove_unless_locked(folder: Path) -> None:
-    folder_fd = _open(folder, os.O_NOFOLLOW)
+    folder_fd = open_directory(folder, os.O_NOFOLLOW)
     try:
-        lock_fd = _lock(folder_fd)
+        lock_fd = lock(folder_fd)
         if lock_fd is None:
             return
         try:

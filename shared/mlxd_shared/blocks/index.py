@@ -88,6 +88,10 @@ class BlockIndex:
             last_s = max(entry.last_s, now_s)
             self._entries[block] = replace(entry, last_s=last_s, uses=entry.uses + 1)
 
+    def least_worth(self, now_s: float) -> float:
+        """Return the worth of what would go first; math.inf where there is nothing."""
+        return min((worth(entry, now_s) for entry in self), default=math.inf)
+
     def choose_victims(self, nbytes: int, *, budget_nbytes: int, now_s: float) -> list[Entry]:
         """Return what has to go, first the least worth, so that `nbytes` more are in the budget.
 

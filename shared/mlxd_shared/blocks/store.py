@@ -14,12 +14,14 @@ Invariants:
 from __future__ import annotations
 
 import errno
+import math
 import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.block_file import (
     Block,
     BlockId,
@@ -58,26 +60,34 @@ class BlockStore:
         folder: BlockFolder,
         form_name: bytes,
         *,
-        budget_nbytes: int,
+        budget_nbytes: int | None,
         file_nbytes_max: int,
         check: Callable[[Block], None],
         clock: Callable[[], float],
     ) -> None:
-        """Take a folder over, and what it holds; `clock` gives the time of day in seconds."""
+        """Take a folder over, and what it holds; `clock` gives the time of day in seconds.
+
+        budget_nbytes: None lets what is there stay, and nothing come, until `set_budget`.
+        """
         self.form_name = form_name
         self.counts = StoreCounts()
+        self.about = folder.about()
+        self.least_worth = math.inf
+        """Of what would go first, as of the last `survey`; see `index.worth`."""
         self._folder = folder
-        self._budget_nbytes = budget_nbytes
+        self._full_nbytes: int | None = None
+        """What there was when the disk was full; None: it never was."""
         self._file_nbytes_max = file_nbytes_max
         self._check = check
         self._clock = clock
         self._lock = threading.Lock()
         self._index = BlockIndex()
         self._writable = True
-        self._is_full = False
         for entry in folder.list_blocks():
             self._take_over(entry)
+        self._share_nbytes = self.nbytes if budget_nbytes is None else budget_nbytes
         self._make_room(0)
+        self.survey()
 
     @property
     def nbytes(self) -> int:
@@ -87,12 +97,31 @@ class BlockStore:
     @property
     def budget_nbytes(self) -> int:
         """What they may take; a full disk lowers it."""
-        return self._budget_nbytes
+        if self._full_nbytes is None:
+            return self._share_nbytes
+        return min(self._share_nbytes, self._full_nbytes)
 
     @property
     def writable(self) -> bool:
         """Whether writing has a point."""
-        return self._writable and self._budget_nbytes > 0
+        return self._writable and self.budget_nbytes > 0
+
+    def set_budget(self, nbytes: int) -> None:
+        """Keep at most so much from now on; what is beyond goes at once."""
+        self._share_nbytes = nbytes
+        self._make_room(0)
+        self.survey()
+
+    def survey(self) -> None:
+        """Reckon anew what would go first is worth: it looks at every file that is known."""
+        with self._lock:
+            self.least_worth = self._index.least_worth(self._clock())
+
+    def describe(self, about: About) -> None:
+        """Have the folder say whose blocks it has, where it said something else."""
+        if about != self.about:
+            self.about = about
+            self._folder.describe(about)
 
     def __len__(self) -> int:
         return len(self._index)
@@ -115,7 +144,7 @@ class BlockStore:
         if self.nbytes_of(block.id) is not None:
             return True
         nbytes = file_nbytes(block)
-        if not self.writable or nbytes > self._budget_nbytes:
+        if not self.writable or nbytes > self.budget_nbytes:
             return False
         entry = Entry(block.id, block.depth, nbytes, self._clock())
         self._make_room(nbytes)
@@ -188,7 +217,7 @@ class BlockStore:
     def _make_room(self, nbytes: int) -> None:
         with self._lock:
             victims = self._index.choose_victims(
-                nbytes, budget_nbytes=self._budget_nbytes, now_s=self._clock()
+                nbytes, budget_nbytes=self.budget_nbytes, now_s=self._clock()
             )
             for entry in victims:
                 self._index.drop(entry.id)
@@ -201,10 +230,9 @@ class BlockStore:
         reason = error.strerror or str(error)
         if error.errno in _FULL:
             # What is there may stay, and be replaced; the disk has no room for more.
-            self._budget_nbytes = min(self._budget_nbytes, self.nbytes)
-            if not self._is_full:
+            if self._full_nbytes is None:
                 _log.warning("the disk is full", reason=reason, kept_nbytes=self.nbytes)
-                self._is_full = True
+            self._full_nbytes = min(self.budget_nbytes, self.nbytes)
             return
         if self._writable:
             _log.warning("blocks are not written any more", reason=reason)
@@ -215,20 +243,22 @@ def open_store(
     root: Path,
     form_name: bytes,
     *,
-    budget_nbytes: int,
+    budget_nbytes: int | None,
     file_nbytes_max: int,
     check: Callable[[Block], None] = lambda _: None,
     clock: Callable[[], float] = time.time,
+    wait_s: float = 0.0,
 ) -> BlockStore:
     """Return the store of a form's blocks in the folder `root`, with what was left there.
 
-    file_nbytes_max: the most that one block's file can have; a larger one is none. check: raises
-    BlockRefused where a sound block is none of this model's.
+    budget_nbytes: see `BlockStore`. wait_s: see `open_folder`. file_nbytes_max: the most that one
+    block's file can have; a larger one is none. check: raises BlockRefused where a sound block is
+    none of this model's.
 
     Raises:
         FolderRefused: the folder cannot be had.
     """
-    folder = open_folder(root, form_name)
+    folder = open_folder(root, form_name, wait_s=wait_s)
     try:
         return BlockStore(
             folder,

@@ -89,6 +89,32 @@ class MathLibrary:
 
 
 @dataclass(frozen=True, slots=True)
+class PrefixDiskFigures:
+    """What a worker keeps of prompts on disk, and has done with it since it loaded its model."""
+
+    form: str = ""
+    """The name of its folder."""
+    nbytes: int = 0
+    budget_nbytes: int = 0
+    """What it may keep; a full disk lowers it."""
+    blocks: int = 0
+    """Files."""
+    block_nbytes: int = 0
+    """The most that one block takes."""
+    least_worth: float = 0.0
+    """Seconds that a byte of what would go first saves in a second: comparable between models."""
+    written: int = 0
+    written_nbytes: int = 0
+    read: int = 0
+    read_nbytes: int = 0
+    evicted: int = 0
+    refused: int = 0
+    """Files that were removed because they were no blocks."""
+    hit_tokens: int = 0
+    """Tokens of prompts that were read and not computed."""
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerFigures:
     """One worker. What only its parent knows, as of its end, is as of a process that lives."""
 
@@ -120,6 +146,11 @@ class WorkerFigures:
     form_is_known: bool = True
     """False where `weights` or `kv_format` is one of a later version, and so is not here."""
     prefix_cache_nbytes: int = 0
+    prefix_disk: PrefixDiskFigures | None = None
+    """None: it keeps nothing there."""
+    prefix_reload_s: float = 0.0
+    """What the next request would have to compute, or read, of what memory has, had the model been
+    unloaded meanwhile; in seconds."""
     sampling: SamplingOptions | None = None
     """The values in force where a request leaves them absent."""
 

@@ -67,7 +67,7 @@ def chain_of(seed: int, count: int, *, values: int = 16) -> list[Block]:
 def open_blocks(
     folder: Path,
     *,
-    budget_nbytes: int = AMPLE,
+    budget_nbytes: int | None = AMPLE,
     clock: Callable[[], float] = lambda: 1_000_000.0,
     check: Callable[[Block], None] = lambda _: None,
 ) -> BlockStore:

@@ -192,6 +192,7 @@ class Prefill:
         request = row.request
         if row.embeds:  # every token's state is asked for: nothing of former prompts helps
             return
+        self._prefix.token_s = self._pacer.prefill_token_s
         start = self._prefix.begin(row.id, request.prompt, most=_reusable(row))
         if row.id not in self._prefix.waiting:
             self._start_at(row, start)

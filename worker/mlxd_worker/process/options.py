@@ -16,6 +16,9 @@ from mlxd_shared.ops.logs import LEVELS, LogFormat
 from mlxd_shared.security.listeners import ListenerFiles
 from mlxd_worker.thread.facts import DiskFolder
 
+HELD = "held"
+"""A size: what is on disk stays, and nothing comes, until a controller gives a share."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -137,7 +140,12 @@ def _parser() -> argparse.ArgumentParser:
         metavar="FOLDER",
         help="keep parts of prompts here when the model goes; for this user alone (0700)",
     )
-    add("--prefix-disk-size", type=_size, metavar="SIZE", help=f"of these; {disk_size_text}")
+    add(
+        "--prefix-disk-size",
+        type=_size_or_held,
+        metavar="SIZE",
+        help=f"of these; {disk_size_text}; {HELD}: what is there, until a controller gives a share",
+    )
     waiting_text = f"streams that may wait; default: {config.WAITING_STREAMS_MAX}"
     add(
         "--waiting-max",
@@ -161,9 +169,11 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _disk_folder(path: Path | None, nbytes: int | None) -> DiskFolder | None:
+def _disk_folder(path: Path | None, nbytes: int | str | None) -> DiskFolder | None:
     if path is None:
         return None
+    if isinstance(nbytes, str):
+        return DiskFolder(path, None)
     return DiskFolder(path, config.PREFIX_DISK_BYTES_DEFAULT if nbytes is None else nbytes)
 
 
@@ -191,6 +201,10 @@ def _size(text: str) -> int:
         message = f"{text} is above {format_bytes(config.PREFIX_CACHE_BYTES_LIMIT)}"
         raise argparse.ArgumentTypeError(message)
     return nbytes
+
+
+def _size_or_held(text: str) -> int | str:
+    return HELD if text == HELD else _size(text)
 
 
 def _up_to(limit: int) -> Callable[[str], int]:

@@ -47,8 +47,14 @@ class ControlServicer:
     async def Shrink(
         self, request: worker_pb2.ShrinkRequest, context: Context
     ) -> worker_pb2.ShrinkResponse:
-        """Give memory back."""
+        """Give memory back, and keep to a share of the disk."""
         self._check(request.worker_incarnation)
+        if request.HasField("prefix_disk_bytes"):
+            if request.prefix_disk_bytes > config.PREFIX_CACHE_BYTES_LIMIT:
+                raise InvalidRequest.of(
+                    "prefix_disk_bytes", f"at most {config.PREFIX_CACHE_BYTES_LIMIT}"
+                )
+            await self._worker.engine.share_disk(request.prefix_disk_bytes)
         before_nbytes, after_nbytes = await self._worker.engine.shrink(request.target_bytes)
         return worker_pb2.ShrinkResponse(bytes_before=before_nbytes, bytes_after=after_nbytes)
 

@@ -125,13 +125,17 @@ def prefix_counters(figures: Figures) -> tuple[Counter, ...]:
     hit_tokens = Counter("mlxd_prefix_hit_tokens_total", "Prompt tokens put back from snapshots.")
     evictions = Counter("mlxd_prefix_evictions_total", "Runs of tokens that had to make room.")
     evicted = Counter("mlxd_prefix_evicted_bytes_total", "Bytes that evicted snapshots owned.")
+    from_disk = Counter(
+        "mlxd_prefix_disk_hit_tokens_total", "Prompt tokens that were read from disk."
+    )
     for model, prefix in figures.prefixes:
         for result, reason, count in prefix.lookups:
             lookups.add(count, model=model, result=result, reason=reason)
         hit_tokens.add(prefix.hit_tokens, model=model)
         evictions.add(prefix.evictions, model=model)
         evicted.add(prefix.evicted_nbytes, model=model)
-    return lookups, hit_tokens, evictions, evicted
+        from_disk.add(prefix.disk_tokens, model=model)
+    return lookups, hit_tokens, evictions, evicted, from_disk
 
 
 def speculation_counters(figures: Figures) -> tuple[Counter, ...]:

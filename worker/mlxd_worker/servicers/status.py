@@ -135,6 +135,8 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         kv_tokens_used=figures.kv_tokens_used,
         kv_tokens_capacity=figures.kv_tokens_capacity,
         cpu_s=times.user + times.system,
+        prefix_disk=figures.prefix_disk,
+        prefix_reload_s=figures.prefix_reload_s,
     )
     if job is not None:
         own = replace(own, model_name=job.name, model_path=str(job.path), model_digest=job.digest)

@@ -7,9 +7,10 @@ Invariants:
 
 from __future__ import annotations
 
+from mlxd_shared.blocks.about import TEXT_CHARS_MAX, About
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX
 from mlxd_shared.blocks.chain import BLOCK_TOKENS, Form, name_of_form
-from mlxd_shared.blocks.folder import FolderRefused
+from mlxd_shared.blocks.folder import LOCK_WAIT_S, FolderRefused
 from mlxd_shared.blocks.store import open_store
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops.logs import get_logger
@@ -27,6 +28,7 @@ def open_blocks(
     folder: DiskFolder,
     caches: RowCaches,
     *,
+    name: str = "",
     digest: str,
     weights: str,
     context_length: int,
@@ -36,8 +38,8 @@ def open_blocks(
 ) -> PrefixDisk | None:
     """Return what keeps blocks of a model's prompts; None where it has none, or nowhere to go.
 
-    weights: how they are kept in memory. library: what computes, with its version. Whoever gets it
-    closes its tier.
+    name: the model's, for people. weights: how they are kept in memory. library: what computes,
+    with its version. Whoever gets it closes its tier.
     """
     layers: dict[Kind, list[LayerCache]] = {}
     for layer in caches.layers:
@@ -62,9 +64,21 @@ def open_blocks(
             budget_nbytes=folder.budget_nbytes,
             file_nbytes_max=shapes.nbytes_max + HEADER_NBYTES_MAX,
             check=shapes.check,
+            wait_s=LOCK_WAIT_S,
         )
     except FolderRefused as refused:
         _log.warning("prefixes are not kept on disk", reason=str(refused))
         return None
     _log.info("prefixes on disk", files=len(store), nbytes=store.nbytes, folder=str(folder.path))
+    store.describe(
+        About(
+            model=name[:TEXT_CHARS_MAX],
+            digest=digest,
+            weights=weights,
+            context_length=context_length,
+            device=device.value,
+            library=library,
+            block_s=store.about.block_s,
+        )
+    )
     return PrefixDisk(BlockTier(store), shapes)

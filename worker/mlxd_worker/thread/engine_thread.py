@@ -178,6 +178,17 @@ class EngineThread:
         """Give memory back down to a target; return the bytes held before and after."""
         return await self._call(lambda host: host.shrink(target_nbytes))
 
+    async def share_disk(self, nbytes: int) -> None:
+        """Have what the model keeps on disk take at most so much; return once it does."""
+        applied = asyncio.Event()
+
+        def tell() -> None:
+            with suppress(RuntimeError):  # the loop has ended, and so has whoever waits
+                self._loop.call_soon_threadsafe(applied.set)
+
+        await self._call(lambda host: host.share_disk(nbytes, tell))
+        await applied.wait()
+
     async def end_streams(self, error: MlxdError) -> None:
         """End every stream with `error` and free its row."""
         await self._call(lambda host: host.end_streams(error))

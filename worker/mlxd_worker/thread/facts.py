@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxd_shared.domain.figures import LoadProgress, MemoryAccount
+from mlxd_shared.domain.figures import LoadProgress, MemoryAccount, PrefixDiskFigures
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import Constraints
@@ -29,8 +29,9 @@ class DiskFolder:
     """Where a worker keeps blocks of prompts that outlive it."""
 
     path: Path
-    budget_nbytes: int
-    """Of one model in one form."""
+    budget_nbytes: int | None
+    """Of one model in one form; None: what is there stays, and nothing comes, until a controller
+    gives it a share."""
 
 
 Report = Callable[[LoadProgress], None]
@@ -70,6 +71,8 @@ class PrefixFigures:
     lookups: tuple[tuple[str, str, int], ...] = ()
     """Result ("hit" or "miss"), reason, and how often."""
     hit_tokens: int = 0
+    disk_tokens: int = 0
+    """The part of them that was read from disk."""
     evictions: int = 0
     evicted_nbytes: int = 0
 
@@ -103,6 +106,10 @@ class Figures:
     """By model; all that this process has had."""
     speculations: tuple[tuple[str, SpeculationFigures], ...] = ()
     """Likewise."""
+    prefix_disk: PrefixDiskFigures | None = None
+    """What the resident model keeps on disk; None: nothing is kept there."""
+    prefix_reload_s: float = 0.0
+    """See `WorkerFigures`."""
     can_guess: bool = False
     """Whether the resident model's caches can take wrong guesses back."""
     unaccounted_nbytes: int = 0

@@ -11,12 +11,14 @@ from __future__ import annotations
 import gc
 import time
 import traceback
+from collections.abc import Callable
 
 import mlx.core as mx
 
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
+from mlxd_shared.domain.figures import PrefixDiskFigures
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.prefix import PrefixCounts
@@ -202,9 +204,25 @@ class ModelHost:
                 (name, SpeculationFigures(counts.drafted_tokens, counts.accepted_tokens))
                 for name, counts in self._guesses.items()
             ),
+            prefix_disk=self._disk_figures(),
+            prefix_reload_s=self._resident.prefix.reload_s if self._resident else 0.0,
             can_guess=engine is not None and engine.can_guess,
             unaccounted_nbytes=self._unaccounted_nbytes,
         )
+
+    def share_disk(self, nbytes: int, applied: Callable[[], None]) -> None:
+        """Have what is on disk take at most so much; `applied` is called, on any thread, then."""
+        disk = None if self._resident is None else self._resident.prefix.disk
+        if disk is None:
+            applied()
+        else:
+            disk.tier.set_budget(nbytes, applied)
+
+    def _disk_figures(self) -> PrefixDiskFigures | None:
+        if self._resident is None or self._resident.prefix.disk is None:
+            return None
+        prefix = self._resident.prefix
+        return self._resident.prefix.disk.figures(hit_tokens=prefix.counts.disk_tokens)
 
     def _close_blocks(self) -> None:
         """Write what is worth it of what is kept, and end what writes and reads."""
@@ -237,6 +255,7 @@ def _figures_of(counts: PrefixCounts) -> PrefixFigures:
             for (hit, reason), count in sorted(counts.lookups.items())
         ),
         hit_tokens=counts.hit_tokens,
+        disk_tokens=counts.disk_tokens,
         evictions=counts.evictions,
         evicted_nbytes=counts.evicted_nbytes,
     )

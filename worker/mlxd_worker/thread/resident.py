@@ -160,6 +160,7 @@ def _new_prefix(
         disk = open_blocks(
             folder,
             caches,
+            name=job.name,
             digest=job.digest,
             weights=f"{life.weights} {life.form} {life.packed}",
             context_length=plan.context_length,

@@ -34,6 +34,7 @@ class Kind(enum.Enum):
     ADDRESS = "HOST:PORT or unix:PATH"
     FILE = "a path"
     SECRET = "the path of a file that only its owner may read"  # noqa: S105 - words
+    SIZE_OR_NONE = 'a size, such as "50G", or "none"'
     STORE = 'a path, or "none"'
 
 
@@ -78,6 +79,7 @@ def _client(name: str, kind: Kind, default: str = "") -> Key:
     return Key(name, f"MLXD_{option.upper()}", kind, (option,), default=default)
 
 
+_CACHE_COMMANDS = ("serve", "cache.list", "cache.size", "cache.drop", "cache.verify")
 _KEYS_COMMANDS = ("serve", "doctor", "keys.add", "keys.list", "keys.remove")
 KEYS: Final[tuple[Key, ...]] = (
     _client("address", Kind.ADDRESS, config.DEFAULT_ADDRESS),
@@ -107,6 +109,12 @@ KEYS: Final[tuple[Key, ...]] = (
     _variable("stores.models_dir", Kind.STORE, "~/.local/share/mlxd/models"),
     _variable("stores.hub_cache", Kind.STORE, "~/.cache/huggingface/hub"),
     _variable("stores.ollama_models", Kind.STORE, "~/.ollama/models"),
+    _serve("stores.prefix_disk", Kind.SIZE_OR_NONE, default="none"),
+    Key(
+        "stores.prefix_disk_folder", "MLXD_PREFIX_DISK_FOLDER", Kind.FILE,
+        tuple(f"{command}.prefix_disk_folder" for command in _CACHE_COMMANDS),
+        default="~/.cache/mlxd/prefixes",
+    ),
     _serve("limits.memory_limit", Kind.SIZE, default="what the device has"),
     _serve("limits.reserve", Kind.SHARE, default=f"{config.MEMORY_RESERVE_FRACTION:.0%}"),
     _serve("limits.gpu_overhead", Kind.SHARE, default="0"),

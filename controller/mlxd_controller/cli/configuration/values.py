@@ -91,6 +91,10 @@ def _check_size(key: Key, value: object, _folder: Path) -> str:
     return text
 
 
+def _check_size_or_none(key: Key, value: object, folder: Path) -> str:
+    return LEFT_OUT if value == LEFT_OUT else _check_size(key, value, folder)
+
+
 def _check_share(key: Key, value: object, folder: Path) -> str:
     text = _number_or_text(key, value)
     number = text.removesuffix("%")
@@ -161,6 +165,7 @@ _CHECKS: Mapping[Kind, Callable[[Key, object, Path], OptionValue]] = MappingProx
         Kind.ADDRESS: _check_address,
         Kind.FILE: _check_file,
         Kind.SECRET: _check_secret,
+        Kind.SIZE_OR_NONE: _check_size_or_none,
         Kind.STORE: _check_store,
     }
 )

@@ -13,19 +13,23 @@ Invariants:
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 from mlxd_shared.blocks.block_file import Block, BlockId, Part
 from mlxd_shared.blocks.chain import names_of
+from mlxd_shared.blocks.folder import folder_name
 from mlxd_shared.blocks.policy import (
     USES_MIN,
     Offer,
     choose_offer,
     is_worth_writing,
     patience_s,
+    read_s,
 )
+from mlxd_shared.domain.figures import PrefixDiskFigures
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.disk.cutting import cut, tensors_of
@@ -64,6 +68,7 @@ class PrefixDisk:
         """What computing a token of a prompt takes; 0 where none was."""
         self._entry_kinds = shapes.kinds(Part.ENTRIES)
         self._state_kinds = shapes.kinds(Part.STATE)
+        self._block_nbytes = shapes.block_nbytes
         self._wanted: dict[BlockId, _Wanted] = {}
         self._trie: Trie | None = None
 
@@ -127,6 +132,15 @@ class PrefixDisk:
             names = self._want(part(key, 0, ends[-1]), uses=USES_MIN)
             self._use(names)
 
+    def note_kept(self, key: Key, *, lasting: bool) -> None:
+        """Learn that memory keeps a prompt's blocks from now on.
+
+        lasting: there is room for them. Where there is not, they are likely to make room for others
+        before they are used again: then the next use can only be from disk.
+        """
+        if not lasting:
+            self._want(key, leaving=True)
+
     def tend(self, *, idle: bool) -> None:
         """Hand one block over, where one waits and there is room; once a step.
 
@@ -138,6 +152,7 @@ class PrefixDisk:
             block_id = next(iter(self._wanted))
             block = self._cut(block_id, self._wanted.pop(block_id))
             if block is not None:
+                self.tier.note_saving(self.block_tokens * self.token_s)
                 self.tier.write(block)
                 return
         if idle and self._wanted:
@@ -157,6 +172,39 @@ class PrefixDisk:
         if self._wanted or not done:
             _log.warning("left blocks unwritten", count=len(self._wanted), timeout_s=timeout_s)
         self._wanted.clear()
+
+    def figures(self, *, hit_tokens: int) -> PrefixDiskFigures:
+        """Return what is there and has been done; `hit_tokens` of prompts came from here."""
+        store, counts = self.tier.store, self.tier.store.counts
+        return PrefixDiskFigures(
+            form=folder_name(store.form_name),
+            nbytes=store.nbytes,
+            budget_nbytes=store.budget_nbytes,
+            blocks=len(store),
+            block_nbytes=self._block_nbytes,
+            # Of an empty one nothing goes; the wire has numbers alone.
+            least_worth=store.least_worth * store.about.block_s if len(store) else 0.0,
+            written=counts.written,
+            written_nbytes=counts.written_nbytes,
+            read=counts.read,
+            read_nbytes=counts.read_nbytes,
+            evicted=counts.evicted,
+            refused=sum(counts.refused.values()),
+            hit_tokens=hit_tokens,
+        )
+
+    def again_s(self, tokens: int, *, kept_nbytes: int) -> float:
+        """Return how long having `tokens` again takes once memory's `kept_nbytes` are gone.
+
+        They are taken to be on disk as far as there are as many bytes.
+        """
+        store = self.tier.store
+        share = min(store.nbytes / kept_nbytes, 1.0) if kept_nbytes else 0.0
+        blocks = tokens / self.block_tokens
+        nbytes = int(blocks * self._block_nbytes)
+        reading_s = read_s(self.tier.rates(self.token_s), nbytes, files=math.ceil(blocks))
+        computing_s = tokens * self.token_s
+        return share * min(reading_s, computing_s) + (1 - share) * computing_s
 
     def close(self, *, timeout_s: float) -> None:
         """Save what time allows, and end the threads; the last call."""

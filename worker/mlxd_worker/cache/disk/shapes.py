@@ -81,6 +81,12 @@ class BlockShapes:
         deep = LENGTH_FOR_NAMES // self.block_tokens
         return max(self.nbytes(part, deep) for part in Part)
 
+    @property
+    def block_nbytes(self) -> int:
+        """The most bytes that all parts of one block take."""
+        deep = LENGTH_FOR_NAMES // self.block_tokens
+        return sum(self.nbytes(part, deep) for part in Part)
+
     def check(self, block: Block) -> None:
         """Do nothing.
 

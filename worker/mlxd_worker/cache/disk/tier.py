@@ -17,6 +17,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Final
 
 from mlxd_shared.blocks.block_file import Block, BlockId
@@ -28,6 +29,15 @@ IN_FLIGHT_NBYTES: Final = 64 << 20
 """Of blocks of 8 to 32 MiB two at least: one is read while the other is put back."""
 
 WAIT_S: Final = 0.01
+
+SURVEY_S: Final = 2.0
+"""Between two looks at what would go first is worth: for whoever shares room out among models."""
+
+SURVEY_SPARE: Final = 50
+"""A look is taken again after as many times what it took, so that it costs 2 % at most."""
+
+SAVING_NEWS: Final = 1.25
+"""By what factor a block's saving has to change to be written down again."""
 
 _WRITER, _READER = "prefix-writer", "prefix-reader"
 _log = get_logger("prefix disk")
@@ -69,6 +79,12 @@ class BlockTier:
         self._write_nbytes = 0
         self._readings: deque[Reading] = deque()
         self._read_nbytes = 0
+        self._budget_nbytes: int | None = None
+        """What the store may take from now on; None: as before."""
+        self._applied: list[Callable[[], None]] = []
+        """Whom to tell once it does."""
+        self._block_s = 0.0
+        self._survey_at_s = clock() + SURVEY_S
         self._closed = False
         self._failed: set[str] = set()
         """Names of threads that a fault has ended."""
@@ -107,6 +123,24 @@ class BlockTier:
         """Tell whether a block waits to be written."""
         with self._change:
             return any(waiting.id == block for waiting in self._writes)
+
+    def set_budget(self, nbytes: int, applied: Callable[[], None]) -> None:
+        """Have the store keep at most so much; files are removed on the writing thread.
+
+        `applied` is called once that is done, or cannot be, on whatever thread.
+        """
+        with self._change:
+            if not self._closed and _WRITER not in self._failed:
+                self._budget_nbytes = nbytes
+                self._applied.append(applied)
+                self._change.notify_all()
+                return
+        applied()
+
+    def note_saving(self, block_s: float) -> None:
+        """Note how long computing a block takes; the folder says it after the next write."""
+        with self._change:
+            self._block_s = block_s
 
     def read(self, blocks: Sequence[BlockId], *, nbytes: int, patience_s: float) -> Reading:
         """Begin to read blocks, `nbytes` in all; `take` gives them, in order.
@@ -174,6 +208,7 @@ class BlockTier:
             self._change.notify_all()
         for thread in self._threads:
             thread.join(timeout_s)
+        self._tell_applied()
         if not any(thread.is_alive() for thread in self._threads):
             self.store.close()
 
@@ -185,15 +220,20 @@ class BlockTier:
             with self._change:
                 self._failed.add(name)
                 self._change.notify_all()
+            self._tell_applied()
             _log.critical("a thread of the prefix disk failed", thread=name, exc_info=error)
 
     def _write_all(self) -> None:
         while True:
             with self._change:
-                self._change.wait_for(lambda: self._closed or self._writes)
+                self._change.wait_for(self._has_work, timeout=self._until_survey_s())
                 if self._closed:
                     return
-                block = self._writes[0]
+                block = self._writes[0] if self._writes else None
+                budget_nbytes, self._budget_nbytes = self._budget_nbytes, None
+            self._keep_house(budget_nbytes)
+            if block is None:
+                continue
             started_s = self.clock()
             written = self.store.write(block)
             elapsed_s = self.clock() - started_s
@@ -203,6 +243,39 @@ class BlockTier:
                 if written:
                     self._write_rate.note(block.nbytes, elapsed_s)
                 self._change.notify_all()
+            if written:
+                self._describe_saving()
+
+    def _has_work(self) -> bool:
+        return self._closed or bool(self._writes) or self._budget_nbytes is not None
+
+    def _until_survey_s(self) -> float:
+        return max(self._survey_at_s - self.clock(), WAIT_S)
+
+    def _keep_house(self, budget_nbytes: int | None) -> None:
+        """Keep to a new budget, and look at what is there, where either is due."""
+        if budget_nbytes is not None:
+            self.store.set_budget(budget_nbytes)
+            self._tell_applied()
+        began_s = self.clock()
+        if began_s >= self._survey_at_s:
+            self.store.survey()
+            took_s = self.clock() - began_s
+            self._survey_at_s = self.clock() + max(SURVEY_S, SURVEY_SPARE * took_s)
+
+    def _tell_applied(self) -> None:
+        with self._change:
+            applied, self._applied = self._applied, []
+        for tell in applied:
+            tell()
+
+    def _describe_saving(self) -> None:
+        """Have the folder say what a block saves, where that has changed."""
+        with self._change:
+            block_s = self._block_s
+        about = self.store.about
+        if block_s and not 1 / SAVING_NEWS < block_s / about.block_s < SAVING_NEWS:
+            self.store.describe(replace(about, block_s=block_s))
 
     def _read_all(self) -> None:
         while True:

@@ -41,6 +41,9 @@ from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, key_of, length, part
 from mlxd_worker.cache.rows import RowCaches
 
+SHORT_FRACTION = 0.5
+"""Of the budget: beyond it, what is kept goes to disk after its first use, while it is there."""
+
 
 @dataclass(slots=True)
 class PrefixCounts:
@@ -49,6 +52,8 @@ class PrefixCounts:
     lookups: Counter[tuple[bool, CacheReason]] = field(default_factory=Counter)
     """By hit and reason."""
     hit_tokens: int = 0
+    disk_tokens: int = 0
+    """Those of them that came from disk."""
     evictions: int = 0
     evicted_nbytes: int = 0
 
@@ -70,6 +75,8 @@ class PrefixCache:
         """
         self.counts = counts or PrefixCounts()
         self.budget_nbytes = budget_nbytes
+        self.token_s = 0.0
+        """What computing a token of a prompt takes; 0 where none was."""
         self.version = 0
         """Changes whenever `count_known` may have grown."""
         self.waiting: set[RowId] = set()
@@ -110,6 +117,21 @@ class PrefixCache:
     def nbytes(self) -> int:
         """The bytes that snapshots own, those of running rows included."""
         return self._trie.nbytes + self._captured_nbytes()
+
+    @property
+    def reload_s(self) -> float:
+        """What the next prompt would have to compute or read, had all been forgotten; in seconds.
+
+        It is taken to hit as many tokens as those before it did on average.
+        """
+        lookups = self.counts.lookups.total()
+        kept_nbytes = self._trie.nbytes
+        if not lookups or not kept_nbytes:
+            return 0.0
+        tokens = self.counts.hit_tokens // lookups
+        if self.disk is None:
+            return tokens * self.token_s
+        return self.disk.again_s(tokens, kept_nbytes=kept_nbytes)
 
     def count_known(self, prompt: Sequence[int], *, most: int | None = None) -> int:
         """Return how many of a prompt's tokens `begin` would put back now; nothing changes."""
@@ -205,12 +227,19 @@ class PrefixCache:
             if kept:
                 key = key_of(kept)
                 self._capture_end(row, tenant, key)
-                self._attach(row, tenant, key)
+                attached = self._attach(row, tenant, key)
+                if self.disk is not None and attached:
+                    self.disk.note_kept(attached, lasting=not self._is_short)
             tenant.keep_last(0)
             del self._tenants[row]
             self._make_room(self._owed_nbytes(row))
         self._caches.leave(row)
         self._make_room(0)
+
+    @property
+    def _is_short(self) -> bool:
+        """Whether what is kept fills so much that the next rows will have some of it evicted."""
+        return self.nbytes > SHORT_FRACTION * self.budget_nbytes
 
     def shrink(self, to_nbytes: int) -> None:
         """Evict until at most `to_nbytes` are owned; what running rows captured stays."""
@@ -245,6 +274,7 @@ class PrefixCache:
         lookup = tenant.lookup
         self.counts.lookups[lookup.hit, lookup.reason] += 1
         self.counts.hit_tokens += lookup.cached
+        self.counts.disk_tokens += lookup.from_disk
         if self._whole:
             tenant.points += prompt_points(
                 lookup.cached,
@@ -348,14 +378,19 @@ class PrefixCache:
             return False
         return all(kind in match.path[-1].snapshots for kind in self._whole)
 
-    def _attach(self, row: RowId, tenant: Tenant, key: Key) -> None:
-        """Put the row's tokens `key`, and the states captured within them, into the trie."""
+    def _attach(self, row: RowId, tenant: Tenant, key: Key) -> Key:
+        """Put the row's tokens `key`, and the states captured within them, into the trie.
+
+        Returns what of `key` it keeps now beyond what it had; nothing where that is as before.
+        """
         self.version += 1
+        kept = key[:0]
         for end in self._affordable(row, tenant, key):
             kept = part(key, 0, end)
             start = min(self._trie.match(kept).count, end - 1)
             pieces = {kind: self._lazy(row, kind, start, end) for kind in self._sliceable}
             self._trie.insert(kept, {**pieces, **tenant.states.pop(end, {})})
+        return kept
 
     def _affordable(self, row: RowId, tenant: Tenant, key: Key) -> list[int]:
         """Return the ends, ascending, of what may be kept of `key` within the whole budget."""

@@ -202,6 +202,7 @@ def serve(
         models=models,
         load_defaults=load_defaults,
         stores=stores.places(os.environ),
+        prefix_disk=stores.disk_budget(os.environ, attached=bool(attached.worker)),
         limits=_limits(serving.memory_limit, serving.reserve, serving.gpu_overhead),
         keep_alive_s=keep_alive_s(serving.keep_alive, os.environ),
         max_loaded=serving.max_loaded,

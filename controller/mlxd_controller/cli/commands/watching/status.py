@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlxd.messages import DeviceStatus, Status, WorkerStatus
+from mlxd.messages import DeviceStatus, PrefixDisk, PrefixStore, Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
@@ -74,6 +74,7 @@ def describe(status: Status) -> list[tuple[str, str]]:
         ("host memory", _memory(host)),
         *((machine.machine or "machine", _memory(machine)) for machine in others),
         *((device.name, _device(device)) for device in status.devices),
+        *(() if status.prefix_store is None else _prefixes(status.prefix_store)),
     ]
 
 
@@ -86,11 +87,37 @@ def _device(device: DeviceStatus) -> str:
     )
 
 
+def _prefixes(store: PrefixStore) -> list[tuple[str, str]]:
+    """Return the lines about prompts on disk: all, then by model, however it was loaded."""
+    by_model: dict[str, tuple[int, int]] = {}
+    for folder in store.folders:
+        name = folder.model or folder.form
+        blocks, nbytes = by_model.get(name, (0, 0))
+        by_model[name] = (blocks + folder.blocks, nbytes + folder.nbytes)
+    whole = f"{format_bytes(store.nbytes)} of {format_bytes(store.budget_nbytes)} in {store.path}"
+    return [
+        ("prompts on disk", whole),
+        *(
+            (f"  {name}", f"{format_bytes(nbytes)} in {blocks} files")
+            for name, (blocks, nbytes) in sorted(by_model.items())
+            if blocks
+        ),
+    ]
+
+
 def _memory(machine: HostMemory) -> str:
     return (
         f"{format_bytes(machine.available_nbytes)} of {format_bytes(machine.total_nbytes)}"
         f" available, {format_bytes(machine.resident_nbytes)} in mlxd"
         f"{', lost' if machine.lost else ''}"
+    )
+
+
+def _disk(disk: PrefixDisk) -> str:
+    return (
+        f"{format_bytes(disk.nbytes)} of {format_bytes(disk.budget_nbytes)} in {disk.blocks} files;"
+        f" {disk.written} written, {disk.read} read, {disk.refused} refused;"
+        f" {disk.hit_tokens} tokens not computed"
     )
 
 
@@ -136,6 +163,7 @@ def _figures(worker: WorkerStatus) -> dict[str, str]:
             f"{format_bytes(memory.total_nbytes)} held ({accounts or 'nothing'}),"
             f" {format_bytes(memory.unaccounted_nbytes)} unaccounted"
         ),
+        "on disk": "" if worker.prefix_disk is None else _disk(worker.prefix_disk),
         "": (
             f"MLX {format_bytes(memory.mlx_active_nbytes)} active,"
             f" {format_bytes(memory.mlx_cache_nbytes)} pooled,"

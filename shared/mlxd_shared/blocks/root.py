@@ -1,0 +1,213 @@
+"""The folder that all models' blocks are in: whose it is, what is there, and what nobody has.
+
+Invariants:
+- One owner at a time: a controller, or a command while no controller runs. Its lock is beside the
+  folders of forms, goes with the process, and is no worker's affair.
+- What a worker has is listed by names and sizes, and never removed here, but for files that are
+  damaged: whoever has the folder takes a file that is gone for a miss.
+- Folders are changed under their own lock, for a moment. Nothing is followed that is a link.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlxd_shared.blocks.about import NOBODY, About
+from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, BlockRefused, Fault, decode_any
+from mlxd_shared.blocks.folder import (
+    BlockFolder,
+    FolderRefused,
+    is_form_folder,
+    list_entries,
+    lock,
+    make_private,
+    open_directory,
+    read_about,
+)
+from mlxd_shared.blocks.index import BlockIndex
+from mlxd_shared.ops.logs import get_logger
+
+FILE_NBYTES_MAX = (1 << 32) + HEADER_NBYTES_MAX
+"""Of a block that is looked at without its model: none that exists is near."""
+
+_log = get_logger("prefix disk")
+
+
+@dataclass(frozen=True, slots=True)
+class FormFolder:
+    """One form's folder, as it is by names and sizes."""
+
+    form: str
+    """Its name."""
+    about: About = NOBODY
+    blocks: int = 0
+    """Files."""
+    nbytes: int = 0
+    last_s: float = 0.0
+    """When any of it was used last; seconds since the epoch."""
+    least_worth: float = 0.0
+    """Seconds that a byte of what would go first saves in a second."""
+    is_held: bool = False
+    """Whether a process has it."""
+
+
+@dataclass(slots=True)
+class Findings:
+    """What a check of files has found."""
+
+    form: str
+    about: About = NOBODY
+    sound: int = 0
+    refused: dict[Fault, int] = field(default_factory=dict)
+    """Files that were removed, by what was wrong."""
+    unread: int = 0
+    """Files that the disk would not give."""
+
+
+class RootFolder:
+    """The folder, owned. From `open_root` to `close`; any thread, one at a time."""
+
+    def __init__(self, path: Path, fd: int, lock_fd: int) -> None:
+        """Take over a folder that is open as `fd`, whose lock is held by `lock_fd`."""
+        self.path = path
+        self._fd = fd
+        self._lock_fd = lock_fd
+
+    def close(self) -> None:
+        """Let others have it."""
+        os.close(self._lock_fd)
+        os.close(self._fd)
+
+    def forms(self) -> list[str]:
+        """Return the names of the folders that are there."""
+        return sorted(name for name in _names_in(self._fd) if is_form_folder(name))
+
+    def survey(self, form: str, *, clock: Callable[[], float] = time.time) -> FormFolder:
+        """Return what a form's folder has; nothing where it is gone."""
+        with self._opened(form) as folder_fd:
+            if folder_fd is None:
+                return FormFolder(form)
+            about, index, last_s = read_about(folder_fd), BlockIndex(), 0.0
+            for entry in list_entries(folder_fd):
+                index.add(entry)
+                last_s = max(last_s, entry.last_s)
+            return FormFolder(
+                form,
+                about,
+                blocks=len(index),
+                nbytes=index.nbytes,
+                last_s=last_s,
+                least_worth=index.least_worth(clock()) * about.block_s if len(index) else 0.0,
+                is_held=_is_held(folder_fd),
+            )
+
+    def trim(
+        self, form: str, keep_nbytes: int, *, clock: Callable[[], float] = time.time
+    ) -> int | None:
+        """Remove what is worth least of a folder until it has so much; return the bytes removed.
+
+        One of which nothing stays goes itself. None where a process has it.
+        """
+        with self._opened(form) as folder_fd:
+            if folder_fd is None:
+                return 0
+            lock_fd = lock(folder_fd)
+            if lock_fd is None:
+                return None
+            folder = BlockFolder(self.path / form, os.dup(folder_fd), lock_fd)
+            with contextlib.closing(folder):
+                index = BlockIndex()
+                for entry in folder.list_blocks():
+                    index.add(entry)
+                victims = index.choose_victims(0, budget_nbytes=keep_nbytes, now_s=clock())
+                for entry in victims:
+                    folder.remove(entry)
+                if len(victims) == len(index):
+                    folder.remove_itself()
+                return sum(entry.nbytes for entry in victims)
+
+    def verify(self, form: str) -> Findings:
+        """Read every file of a folder, remove those that are no sound blocks, and say what was."""
+        findings = Findings(form)
+        with self._opened(form) as folder_fd:
+            if folder_fd is None:
+                return findings
+            findings.about = read_about(folder_fd)
+            folder = BlockFolder(self.path / form, os.dup(folder_fd), os.dup(folder_fd))
+            with contextlib.closing(folder):
+                for entry in list_entries(folder_fd):
+                    try:
+                        raw = folder.read(entry, nbytes_max=FILE_NBYTES_MAX)
+                        decode_any(raw, form_digits=form.partition("-")[2], wanted=entry.id)
+                    except FileNotFoundError:
+                        continue  # it made room meanwhile
+                    except OSError:
+                        findings.unread += 1
+                    except BlockRefused as refused:
+                        _log.warning("removed a block", reason=str(refused), folder=form)
+                        folder.remove(entry)
+                        count = findings.refused.get(refused.fault, 0)
+                        findings.refused[refused.fault] = count + 1
+                    else:
+                        findings.sound += 1
+        return findings
+
+    @contextlib.contextmanager
+    def _opened(self, form: str) -> Iterator[int | None]:
+        """Open a form's folder around the body; None where there is none."""
+        if not is_form_folder(form):
+            yield None
+            return
+        try:
+            folder_fd = open_directory(self.path / form, os.O_NOFOLLOW)
+        except OSError:
+            yield None
+            return
+        try:
+            yield folder_fd
+        finally:
+            os.close(folder_fd)
+
+
+def open_root(path: Path) -> RootFolder:
+    """Return the folder of all models' blocks, made if need be, as this process's own.
+
+    Raises:
+        FolderRefused: it cannot be made or written, is not this user's alone, or another process
+            owns it.
+    """
+    try:
+        fd = make_private(path)
+    except OSError as error:
+        raise FolderRefused(f"{path}: {error.strerror or error}") from error
+    try:
+        lock_fd = lock(fd)
+    except OSError as error:
+        os.close(fd)
+        raise FolderRefused(f"{path}: {error.strerror or error}") from error
+    if lock_fd is None:
+        os.close(fd)
+        raise FolderRefused(f"{path}: another server has it")
+    return RootFolder(path, fd, lock_fd)
+
+
+def _names_in(folder_fd: int) -> list[str]:
+    with os.scandir(folder_fd) as listing:
+        return [item.name for item in listing if item.is_dir(follow_symlinks=False)]
+
+
+def _is_held(folder_fd: int) -> bool:
+    """Tell whether a process has a form's folder."""
+    try:
+        lock_fd = lock(folder_fd)
+    except OSError:
+        return False
+    if lock_fd is None:
+        return True
+    os.close(lock_fd)
+    return False

@@ -1,0 +1,1 @@
+"""Tests of one budget for what all models keep of prompts on disk."""
