@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     )
     from mlxd.client import Client
     from mlxd.messages import (
+        Absence,
         DeviceStatus,
         DroppedPrefixes,
         Embeddings,
@@ -108,8 +109,8 @@ if TYPE_CHECKING:
 
 # fmt: off
 __all__ = [
-    "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason", "Calls",
-    "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "ContentPart",
+    "Absence", "AnswerPart", "BackendProblem", "BadCredentials", "BrokenStream", "CacheReason",
+    "Calls", "ChannelSecurity", "Chat", "ChatMessage", "Client", "Completion", "ContentPart",
     "DeadlinePassed", "Delta", "DeviceStatus", "DroppedPrefixes", "DuplicateRequest", "Embeddings",
     "FieldNotServed", "FieldViolation", "FinishReason", "Finished", "FitReport", "FitTerm",
     "FormatKind", "Histogram", "HostMemory", "InternalError", "InvalidModel", "InvalidRequest",

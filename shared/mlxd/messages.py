@@ -90,6 +90,8 @@ class Model:
     has_pooling: bool = False
     """Whether its files say how texts become vectors: it was made for embeddings."""
     has_chat_template: bool = False
+    prefix_reload_s: float = 0.0
+    """What the next request would compute or read again of prompts, had it been unloaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,15 @@ class FitTerm:
     name: str
     nbytes: int
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Absence:
+    """What a model that is evicted costs whoever asks for it next: its load, and its prompts."""
+
+    model: str
+    reload_s: float
+    prompts_s: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +133,7 @@ class FitReport:
     suggestions: tuple[str, ...]
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
+    absences: tuple[Absence, ...]
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,6 +120,10 @@ def fit(
         context_length=512,
         rows_max=4,
         would_evict=evict,
+        absences=[
+            types_pb2.Absence(model=name, reload=duration_to_pb(2.0), prompts=duration_to_pb(0.5))
+            for name in evict
+        ],
         suggestions=[] if ever else ["a context of 64 tokens"],
         kv_format=types_pb2.KV_FORMAT_Q8,
         prefix_cache_bytes=3 * MIB,

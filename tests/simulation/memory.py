@@ -33,6 +33,9 @@ OVER_PROMISE = 3.0
 PROCESS_PARTS = (-0.5, 0.3)
 """By how much a process is measured to take less, or more, than was reckoned, as a part of that."""
 
+PROMPTS_S_MAX = 23
+"""Workers say that their prompts cost less than so many seconds again, each something else."""
+
 
 class Memory:
     """Draws from the world's generator whenever it is asked."""
@@ -55,14 +58,16 @@ class Memory:
 
     def read(self) -> ev.MemoryRead:
         """Measure; others take some of the budget for a while, at times."""
-        arrays = {}
+        arrays: dict[int, int] = {}
+        prompts_s: dict[int, float] = {}
         for process in self._books.processes.values():
             process.known = process.stage is Stage.READY and process.alive
             if process.known:
                 arrays[process.number] = process.arrays_bytes
+                prompts_s[process.number] = process.number * 7 % PROMPTS_S_MAX
         for name in self._books.present:
             self._read(name)
-        return ev.MemoryRead(tuple(self._books.devices.values()), arrays)
+        return ev.MemoryRead(tuple(self._books.devices.values()), arrays, prompts_s)
 
     def _read(self, name: str) -> None:
         """Measure one device."""

@@ -141,6 +141,8 @@ class MemoryRead:
 
     devices: tuple[Device, ...]
     arrays: Mapping[int, int] = field(default_factory=dict)
+    prefix_reload_s: Mapping[int, float] = field(default_factory=dict)
+    """What the next request would compute or read again of prompts, had the model been unloaded."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,12 @@ from mlxd_controller.core.turn import Turn
 def note_devices(turn: Turn, event: MemoryRead) -> None:
     """Take in a measurement; where it tells of other devices, have models end and be planned."""
     before = turn.state
-    turn.state = replace(before, devices=event.devices, arrays=event.arrays)
+    turn.state = replace(
+        before,
+        devices=event.devices,
+        arrays=event.arrays,
+        prefix_reload_s=event.prefix_reload_s,
+    )
     if _reach(before) != _reach(turn.state):
         plan_anew(turn)
         _end_lost(turn)

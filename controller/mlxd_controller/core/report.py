@@ -20,8 +20,21 @@ from mlxd_shared.domain.requests import LoadSpec
 
 
 @dataclass(frozen=True, slots=True)
+class Absence:
+    """What a model that is evicted costs whoever asks for it next, in seconds."""
+
+    digest: str
+    load_s: float
+    prompts_s: float
+    """To compute, or read from disk, what memory has of prompts."""
+
+
+@dataclass(frozen=True, slots=True)
 class Report:
-    """A plan and how it meets the memory there is. `would_evict` are digests."""
+    """A plan and how it meets the memory there is. `would_evict` are digests.
+
+    `absences` are what that would cost, in the same order.
+    """
 
     plan: Plan
     device: Device
@@ -29,6 +42,7 @@ class Report:
     fits_ever: bool
     available_bytes: int
     would_evict: tuple[str, ...]
+    absences: tuple[Absence, ...]
     suggestions: tuple[str, ...]
 
 
@@ -63,8 +77,14 @@ def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Repo
         fits_ever=best.fits_ever,
         available_bytes=max(0, best.available_bytes),
         would_evict=tuple(victim.digest for victim in best.victims or ()),
+        absences=tuple(_absence(state, victim.digest) for victim in best.victims or ()),
         suggestions=_suggestions(facts, best),
     )
+
+
+def _absence(state: State, digest: str) -> Absence:
+    model = state.models[digest]
+    return Absence(digest, model.load_s, state.prompts_again_s(model))
 
 
 @dataclass(frozen=True, slots=True)

@@ -137,6 +137,8 @@ class State:
     models: Mapping[str, Model] = field(default_factory=dict)
     arrays: Mapping[int, int] = field(default_factory=dict)
     """What workers last said that their arrays hold, by their numbers."""
+    prefix_reload_s: Mapping[int, float] = field(default_factory=dict)
+    """What workers last said that prompts would cost again after a reload, by their numbers."""
     pressed: frozenset[str] = frozenset()
     """Devices above the hard mark, and not below the soft one since; see `pressure`."""
     relieve_again_s: float = math.inf
@@ -167,6 +169,11 @@ class State:
         """Return what `models` that live on a device hold or are promised; None: all models."""
         of = self.models.values() if models is None else models
         return sum(model.reserved_bytes for model in of if self.lives_on(model, device))
+
+    def prompts_again_s(self, model: Model) -> float:
+        """Return what a model's prompts would cost its next request after a reload, in seconds."""
+        worker = model.worker
+        return 0.0 if worker is None else self.prefix_reload_s.get(worker, 0.0)
 
     def held_on(self, device: Device) -> int:
         """Return what all workers were measured to hold on a device, or say that they do.

@@ -25,6 +25,8 @@ STEPS_OF_BUDGET = 64
 """A step is this part of the budget,"""
 STEP_BLOCKS_MIN = 4
 """and at least so many blocks of the model."""
+FIT_TURNS = 4
+"""What is beyond a budget that became smaller goes in about so many parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,15 +102,19 @@ class _Round:
         self.free_nbytes = budget_nbytes - taken
 
     def fit(self) -> None:
-        """Have what is beyond the budget go."""
-        lacking = -self.free_nbytes - self._take_unused(-self.free_nbytes, spared=0)
+        """Have what is beyond the budget go, the least worth first, a part from each by turns.
+
+        What a worker has beyond its share is about to go anyway.
+        """
+        lacking = sum(self.shares.values()) + sum(self.keep.values()) - self._budget_nbytes
+        lacking -= self._take_unused(max(lacking, 0), spared=0)
         while lacking > 0:
             taken = 0
+            part = -(-lacking // FIT_TURNS)
             for form, _ in self._by_worth():
-                step = min(self._step(form), lacking - taken)
+                step = min(max(self._step(form), part), lacking - taken)
                 taken += self._take(form, step)
-            if not taken:
-                return
+            assert taken, "what is there is all that can be beyond"
             lacking -= taken
 
     def grow(self) -> None:

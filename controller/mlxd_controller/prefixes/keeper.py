@@ -119,7 +119,11 @@ class Keeper:
         """Check every file, and yield what was found, folder by folder."""
         async with self._turn:
             for form in await asyncio.to_thread(self._root.forms):
-                yield await asyncio.to_thread(self._root.verify, form)
+                findings = await asyncio.to_thread(self._root.verify, form)
+                if findings.refused:
+                    reasons = {fault.value: count for fault, count in findings.refused.items()}
+                    _log.warning("removed damaged blocks", folder=form, **reasons)
+                yield findings
 
     def _holder(self, worker: Worker) -> Holder:
         figures = _figures(worker)

@@ -43,7 +43,7 @@ class Measuring:
                 raise
             _log.warning("memory cannot be measured", reason=error.strerror)
         self._read_s = self._clock.now_s()
-        return ev.MemoryRead(self._devices, self._workers.arrays())
+        return ev.MemoryRead(self._devices, self._workers.arrays(), self._workers.prefix_reloads())
 
     def recent(self) -> tuple[Device, ...] | None:
         """Return what the devices had a moment ago; None where they were not looked at."""

@@ -25,6 +25,8 @@ DEAD_WORKERS_MAX = 16
 POLL_TIMEOUT_S = 5.0
 POLL_TIMEOUT_MAX_S = 600.0
 WEIGHTS_ACCOUNT = "weights"
+PREFIX_RELOAD_S_MAX = 3600.0
+"""More than any prompt takes: a worker's word is no reason to keep its model for ever."""
 NEWS_BYTES = MIB
 """The scheduler is told of what has grown by so much."""
 _log = get_logger("workers")
@@ -96,6 +98,14 @@ class Workers:
             worker.number: figures.memory.mlx_nbytes
             for worker in self._live.values()
             if (figures := worker.figures) is not None
+        }
+
+    def prefix_reloads(self) -> dict[int, float]:
+        """Return what prompts would cost again after a reload, of each worker that has said it."""
+        return {
+            worker.number: min(max(figures.prefix_reload_s, 0.0), PREFIX_RELOAD_S_MAX)
+            for worker in self._live.values()
+            if (figures := worker.figures) is not None and figures.prefix_reload_s
         }
 
     def measure(self) -> None:

@@ -14,7 +14,7 @@ from mlxd_controller.runtime.worker import Worker
 from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
 from mlxd_shared.domain.requests import DEFAULTS, Weights, merge
 from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
-from mlxd_shared.wire.records import timestamp_to_pb, write
+from mlxd_shared.wire.records import duration_to_pb, timestamp_to_pb, write
 
 
 def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
@@ -95,6 +95,7 @@ def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
     if figures is None:
         return
     pb.resident_bytes = figures.memory.total_nbytes
+    pb.prefix_reload.CopyFrom(duration_to_pb(figures.prefix_reload_s))
     pb.weights = WEIGHTS_TO_PB[figures.weights] or pb.weights
     pb.context_length = figures.context_length or pb.context_length
     if figures.kv_format is not None:
@@ -125,6 +126,14 @@ def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_
         context_length=plan.context_length,
         rows_max=plan.rows_max,
         would_evict=[names.get(digest, digest) for digest in report.would_evict],
+        absences=[
+            types_pb2.Absence(
+                model=names.get(each.digest, each.digest),
+                reload=duration_to_pb(each.load_s),
+                prompts=duration_to_pb(each.prompts_s),
+            )
+            for each in report.absences
+        ],
         suggestions=report.suggestions,
         kv_format=KV_FORMAT_TO_PB[plan.kv_format],
         prefix_cache_bytes=plan.prefix_bytes,
@@ -185,4 +194,6 @@ def _without_holdings(figures: WorkerFigures) -> WorkerFigures:
         streams_waiting=0,
         oldest_wait_s=None,
         kv_tokens_used=0,
+        prefix_disk=None,
+        prefix_reload_s=0.0,
     )

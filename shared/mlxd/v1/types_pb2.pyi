@@ -636,6 +636,7 @@ class FitReport(_message.Message):
     SUGGESTIONS_FIELD_NUMBER: _builtins.int
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    ABSENCES_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     model_digest: _builtins.str
     fits_now: _builtins.bool
@@ -665,6 +666,10 @@ class FitReport(_message.Message):
     def suggestions(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """What would make it fit, for people; empty when it fits."""
 
+    @_builtins.property
+    def absences(self) -> _containers.RepeatedCompositeFieldContainer[Global___Absence]:
+        """What evicting those of would_evict would cost whoever asks for them next, in the same order."""
+
     def __init__(
         self,
         *,
@@ -685,14 +690,48 @@ class FitReport(_message.Message):
         suggestions: _abc.Iterable[_builtins.str] | None = ...,
         kv_format: Global___KvFormat.ValueType = ...,
         prefix_cache_bytes: _builtins.int = ...,
+        absences: _abc.Iterable[Global___Absence] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "context_length", b"context_length", "device", b"device", "fits_ever", b"fits_ever", "fits_now", b"fits_now", "kv_format", b"kv_format", "model", b"model", "model_digest", b"model_digest", "need_bytes", b"need_bytes", "prefix_cache_bytes", b"prefix_cache_bytes", "reserve_bytes", b"reserve_bytes", "rows_max", b"rows_max", "suggestions", b"suggestions", "terms", b"terms", "weights", b"weights", "would_evict", b"would_evict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absences", b"absences", "available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "context_length", b"context_length", "device", b"device", "fits_ever", b"fits_ever", "fits_now", b"fits_now", "kv_format", b"kv_format", "model", b"model", "model_digest", b"model_digest", "need_bytes", b"need_bytes", "prefix_cache_bytes", b"prefix_cache_bytes", "reserve_bytes", b"reserve_bytes", "rows_max", b"rows_max", "suggestions", b"suggestions", "terms", b"terms", "weights", b"weights", "would_evict", b"would_evict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___FitReport: _TypeAlias = FitReport  # noqa: Y015
+
+@_typing.final
+class Absence(_message.Message):
+    """What a model that is evicted costs the next request for it."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    RELOAD_FIELD_NUMBER: _builtins.int
+    PROMPTS_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    @_builtins.property
+    def reload(self) -> _duration_pb2.Duration:
+        """Its last load took so long."""
+
+    @_builtins.property
+    def prompts(self) -> _duration_pb2.Duration:
+        """To compute, or read from disk, what memory has of prompts."""
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        reload: _duration_pb2.Duration | None = ...,
+        prompts: _duration_pb2.Duration | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["prompts", b"prompts", "reload", b"reload"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["model", b"model", "prompts", b"prompts", "reload", b"reload"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Absence: _TypeAlias = Absence  # noqa: Y015
 
 @_typing.final
 class Model(_message.Message):
@@ -728,6 +767,7 @@ class Model(_message.Message):
     STORE_FIELD_NUMBER: _builtins.int
     HAS_POOLING_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
+    PREFIX_RELOAD_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name it is served under."""
     digest: _builtins.str
@@ -783,6 +823,12 @@ class Model(_message.Message):
     def expire_time(self) -> _timestamp_pb2.Timestamp:
         """When it will be unloaded if unused; absent: never."""
 
+    @_builtins.property
+    def prefix_reload(self) -> _duration_pb2.Duration:
+        """What the next request would have to compute, or read from disk, of the prompts that memory has,
+        had the model been unloaded meanwhile; absent while not loaded.
+        """
+
     def __init__(
         self,
         *,
@@ -814,10 +860,11 @@ class Model(_message.Message):
         store: _builtins.str = ...,
         has_pooling: _builtins.bool = ...,
         has_chat_template: _builtins.bool = ...,
+        prefix_reload: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_sampling", b"effective_sampling", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["effective_sampling", b"effective_sampling", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "prefix_reload", b"prefix_reload", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_reload", b"prefix_reload", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

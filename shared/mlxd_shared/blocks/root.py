@@ -30,12 +30,9 @@ from mlxd_shared.blocks.folder import (
     read_about,
 )
 from mlxd_shared.blocks.index import BlockIndex
-from mlxd_shared.ops.logs import get_logger
 
 FILE_NBYTES_MAX = (1 << 32) + HEADER_NBYTES_MAX
 """Of a block that is looked at without its model: none that exists is near."""
-
-_log = get_logger("prefix disk")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +146,6 @@ class RootFolder:
                     except OSError:
                         findings.unread += 1
                     except BlockRefused as refused:
-                        _log.warning("removed a block", reason=str(refused), folder=form)
                         folder.remove(entry)
                         count = findings.refused.get(refused.fault, 0)
                         findings.refused[refused.fault] = count + 1

@@ -79,7 +79,8 @@ def _offer(state: State, models: list[Model], short: Short) -> tuple[evict.Victi
             model.reserved_bytes if here else 0,
             model.last_used_s,
             cost=reuse.cost(
-                model.load_s, reuse.requests_ahead(model.usage, total_uses=uses, now_s=last_s)
+                model.load_s + state.prompts_again_s(model),
+                reuse.requests_ahead(model.usage, total_uses=uses, now_s=last_s),
             ),
             priority=model.spec.priority or 0,
             places=int(here),

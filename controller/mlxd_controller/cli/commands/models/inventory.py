@@ -25,8 +25,18 @@ from mlxd_shared.domain.units import FOREVER_S, format_bytes
 
 Columns: TypeAlias = Mapping[str, Callable[[Model], str]]
 """What a list says of a model, by the columns' names."""
-NUMBERS = ("stored", "size", "context", "streams", "priority")
-SPARE = ("path", "priority", "digest", "architecture", "device", "context", "store", "streams")
+NUMBERS = ("stored", "size", "context", "streams", "priority", "prompts")
+SPARE = (
+    "path",
+    "prompts",
+    "priority",
+    "digest",
+    "architecture",
+    "device",
+    "context",
+    "store",
+    "streams",
+)
 """What a terminal has no room for goes in this order; --json has all of it."""
 Grace = Annotated[
     float | None,
@@ -87,6 +97,7 @@ def _list_loaded(known: Sequence[Model], output: str | None) -> None:
         "context": lambda model: str(model.context_length or "-"),
         "streams": lambda model: str(model.streams_active),
         "priority": lambda model: str(model.priority),
+        "prompts": lambda m: f"{m.prefix_reload_s:.1f} s" if m.prefix_reload_s else "-",
         "until": lambda model: show.until(model, now),
         "state": show.state,
     }

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from mlxd.messages import FitReport, Model
+from mlxd.messages import Absence, FitReport, Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
@@ -176,11 +176,17 @@ def _show_report(report: FitReport) -> None:
         "available now": format_bytes(report.available_nbytes),
         "held in reserve": format_bytes(report.reserve_nbytes),
         "verdict": _verdict(report),
-        "would evict": ", ".join(report.would_evict),
+        "would evict": ", ".join(_cost(absence) for absence in report.absences),
     }
     show.fields(lines.items())
     for suggestion in report.suggestions:
         complain(f"to make it fit: {suggestion}")
+
+
+def _cost(absence: Absence) -> str:
+    """Return who goes, and what that costs whoever asks for it next."""
+    prompts = f", prompts {absence.prompts_s:.1f} s" if absence.prompts_s else ""
+    return f"{absence.model} (reload {absence.reload_s:.1f} s{prompts})"
 
 
 def _verdict(report: FitReport) -> str:
