@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from mlxd._prefixes import Prefixes
     from mlxd._streams import BrokenStream, Stream
     from mlxd.answers import (
         Calls,

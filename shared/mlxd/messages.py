@@ -133,7 +133,7 @@ class FitReport:
     suggestions: tuple[str, ...]
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
-    absences: tuple[Absence, ...]
+    absences: tuple[Absence, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,8 +268,8 @@ class WorkerStatus:
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
     fast_paths_off: tuple[str, ...]
-    prefix_disk: PrefixDisk | None
-    prefix_reload_s: float
+    prefix_disk: PrefixDisk | None = None
+    prefix_reload_s: float = 0.0
 
 
 class MetricKind(enum.Enum):
@@ -373,4 +373,4 @@ class Status:
     workers: tuple[WorkerStatus, ...]
     metrics: tuple[MetricFamily, ...]
     machines: tuple[HostMemory, ...]
-    prefix_store: PrefixStore | None
+    prefix_store: PrefixStore | None = None

@@ -22,6 +22,8 @@ import grpc
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
 from mlxd_shared.ops.measuring import Outcome
 from tests.bench.chat import WIDTHS, chat_lines
+from tests.bench.disk_replay import BUDGETS_PERCENT as DISK_PERCENT
+from tests.bench.disk_replay import disk_lines
 from tests.bench.eviction import eviction_lines
 from tests.bench.loads import RUNS, load_lines
 from tests.bench.mixed import CONTEXT, mixed_lines
@@ -148,6 +150,9 @@ async def main() -> None:
         "--prefix-budgets", type=int, nargs="*", default=BUDGETS_PERCENT, metavar="PERCENT"
     )
     parser.add_argument(
+        "--disk-budgets", type=int, nargs="*", default=DISK_PERCENT, metavar="PERCENT"
+    )
+    parser.add_argument(
         "--server", type=chosen_cases, default="all", help="all, none, or cases such as a,b,trace"
     )
     parser.add_argument("--server-runs", type=int, default=5)
@@ -178,6 +183,8 @@ async def main() -> None:
             lines += await server_lines(model, cases=args.server, runs=args.server_runs)
     if args.prefix_budgets:
         lines += prefix_lines(args.prefix_budgets)
+    if args.disk_budgets:
+        lines += disk_lines(args.disk_budgets)
     if args.eviction:
         lines += eviction_lines()
     text = "".join(f"{line}\n" for line in lines)

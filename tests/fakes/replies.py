@@ -86,6 +86,7 @@ def model(
         worker_incarnation="w-1" if loaded else "",
         kv_format=types_pb2.KV_FORMAT_Q8 if loaded else types_pb2.KV_FORMAT_UNSPECIFIED,
         prefix_cache_bytes=3 * MIB if loaded else 0,
+        prefix_reload=duration_to_pb(1.5 if loaded else 0.0),
     )
 
 

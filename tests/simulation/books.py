@@ -49,6 +49,8 @@ class Process:
     is_reported: bool = False
     """Whether it was told to since the hard mark was passed the last time."""
     shrinking: bool = False
+    prompts_s: float = 0.0
+    """What its prompts would cost again after a reload, as the last measurement told the core."""
     known: bool = False
     """Whether the last measurement told the core what it holds."""
 
@@ -90,8 +92,11 @@ class Worth:
     uses: dict[str, list[float]] = field(default_factory=dict)
     """When each model was asked for."""
 
-    def of(self, digest: str) -> float:
-        """Return a model's worth; each use counts half after a while."""
+    def of(self, digest: str, *, prompts_s: float) -> float:
+        """Return a model's worth; each use counts half after a while.
+
+        prompts_s: what its prompts cost again beside the load.
+        """
         times = [at_s for all_ in self.uses.values() for at_s in all_]
         last_s = max(times, default=0.0)
 
@@ -101,7 +106,7 @@ class Worth:
         share = (decay(self.uses.get(digest, [])) + config.USES_MIN) / (
             decay(times) + config.USES_MIN
         )
-        return self.load_s.get(digest, 0.0) * min(1.0, share)
+        return (self.load_s.get(digest, 0.0) + prompts_s) * min(1.0, share)
 
 
 @dataclass(slots=True)
@@ -134,6 +139,10 @@ class Books:
     worth: Worth = field(default_factory=Worth)
     lost_workers: set[int] = field(default_factory=set)
     """Those whose machine was lost, as the core has heard."""
+
+    def worth_of(self, process: Process) -> float:
+        """Return what a process's absence costs."""
+        return self.worth.of(process.digest, prompts_s=process.prompts_s)
 
     def on(self, device: str) -> list[Process]:
         """Return the processes that live on a device."""
@@ -258,7 +267,7 @@ class Books:
         The naive way: every set, on every device below its marks. None where no set is enough.
         """
         costs = (
-            sum(self.worth.of(process.digest) for process in chosen)
+            sum(self.worth_of(process) for process in chosen)
             for size in range(len(offered) + 1)
             for chosen in combinations(offered, size)
             if self._enough(digest, frozenset(process.number for process in chosen))

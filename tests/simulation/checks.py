@@ -297,7 +297,7 @@ class Checks(Judge):
             return
         if len({p.device for p in offered}) > 1:
             self.seen["a choice between evictions on two devices"] += 1
-        paid = sum(books.worth.of(books.processes[number].digest) for number in victims)
+        paid = sum(books.worth_of(books.processes[number]) for number in victims)
         self.hold(paid <= least * (1 + 1e-6) + 1e-9, "the cheapest eviction of all is chosen")
 
     def _check_relief(self, state: State) -> None:

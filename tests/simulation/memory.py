@@ -65,6 +65,7 @@ class Memory:
             if process.known:
                 arrays[process.number] = process.arrays_bytes
                 prompts_s[process.number] = process.number * 7 % PROMPTS_S_MAX
+            process.prompts_s = prompts_s.get(process.number, 0.0)
         for name in self._books.present:
             self._read(name)
         return ev.MemoryRead(tuple(self._books.devices.values()), arrays, prompts_s)

@@ -26,6 +26,7 @@ from tests.support.worker_process import running_worker
 from tests.system.wire import (
     answer_probes,
     chat_probes,
+    disk_probes,
     embed_probes,
     format_probes,
     generate_probes,
@@ -52,6 +53,7 @@ CONTROLLER_PROBES = [
     *embed_probes.PROBES.all,
     *score_probes.PROBES.all,
     *model_probes.PROBES.all,
+    *disk_probes.PROBES.all,
 ]
 WORKER_PROBES = worker_probes.PROBES.all
 
@@ -66,8 +68,13 @@ SILENT: dict[str, str] = {}
 # Fields whose honest value is 0 here: nothing leaks, no memory is short, and on CPU nothing is
 # compiled or switched off; a CPU has no driver's id, and the one machine no name and is not lost.
 # tests/controller/services/test_devices.py has them set. No reader of a log is slow, as one is in
-# tests/controller/services/test_logs.py.
+# tests/controller/services/test_logs.py. No file on disk is damaged or had to make room, as in
+# tests/controller/prefixes/test_keeper.py.
 ZERO = {
+    "mlxd.v1.PrefixDisk.evicted",
+    "mlxd.v1.PrefixDisk.refused",
+    "mlxd.v1.VerifyPrefixesResponse.removed",
+    "mlxd.v1.VerifyPrefixesResponse.unread",
     "mlxd.v1.WorkerMemory.unaccounted_bytes",
     "mlxd.v1.UnloadResponse.mlx_active_bytes",
     "mlxd.v1.WorkerStatus.compiles",
@@ -128,6 +135,7 @@ async def made_scene(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     other = write_template(write_tiny_model(folder / "other"))
     long = write_tiny_model(folder / LONG, context_max=LONG_CONTEXT)
     more = ("--model", f"other={other}", "--model", f"{LONG}={long}")
+    more += ("--prefix-disk", "64M", "--prefix-disk-folder", str(folder / "prefixes"))
     async with controller("demo", demo, *more) as wire:
         asking = model_pb2.LoadModelRequest(model="demo", validate_only=True, options=BARE)
         (alone,) = await load(wire, asking)

@@ -122,10 +122,10 @@ def models_dir_of(environment: Mapping[str, str]) -> Path | None:
     return _folder(environment.get(MODELS_DIR_VARIABLE) or f"{data}/mlxd/models")
 
 
-def prefix_folder(given: Path | None, environment: Mapping[str, str]) -> Path:
+def prefix_folder(path: Path | None, environment: Mapping[str, str]) -> Path:
     """Return where parts of prompts are kept: what was given, or in the user's caches."""
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return (given or Path(caches) / "mlxd" / "prefixes").expanduser().absolute()
+    return (path or Path(caches) / "mlxd" / "prefixes").expanduser().absolute()
 
 
 def hub_cache_of(environment: Mapping[str, str]) -> Path | None:

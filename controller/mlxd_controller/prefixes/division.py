@@ -124,11 +124,11 @@ class _Round:
         unmet: list[tuple[Holder, int]] = []
         for holder in full:
             wanted = step_nbytes(self._budget_nbytes, holder)
-            given = min(wanted, self.free_nbytes)
-            self.shares[holder.form] = holder.share_nbytes + given
-            self.free_nbytes -= given
-            if given < wanted:
-                unmet.append((holder, wanted - given))
+            grant = min(wanted, self.free_nbytes)
+            self.shares[holder.form] = holder.share_nbytes + grant
+            self.free_nbytes -= grant
+            if grant < wanted:
+                unmet.append((holder, wanted - grant))
         spared = {holder.form for holder in full}
         for holder, lacking in unmet:
             left = lacking - self._take_unused(lacking, spared=1)

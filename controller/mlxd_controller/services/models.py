@@ -204,8 +204,8 @@ class ModelService:
         self, request: model_pb2.VerifyPrefixesRequest, context: Context
     ) -> AsyncGenerator[model_pb2.VerifyPrefixesResponse, None]:
         """Check every file on disk, and tell what was found, folder by folder."""
-        async with aclosing(_check_keeper(self._keeper).verify()) as found:
-            async for findings in found:
+        async with aclosing(_check_keeper(self._keeper).verify()) as checks:
+            async for findings in checks:
                 yield model_pb2.VerifyPrefixesResponse(
                     form=findings.form,
                     model=findings.about.model,

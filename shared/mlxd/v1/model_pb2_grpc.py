@@ -139,8 +139,8 @@ class ModelServiceServicer(object):
         raise NotImplementedError('Method not implemented!')
 
     def DropPrefixes(self, request, context):
-        """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
-        and goes on keeping. Refused where the server keeps nothing on disk.
+        """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays
+        loaded and goes on keeping. Refused where the server keeps nothing on disk.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

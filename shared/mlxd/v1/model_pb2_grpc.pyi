@@ -54,8 +54,8 @@ class ModelServiceStub:
     that the controller did not start writes elsewhere; that is refused.
     """
     DropPrefixes: _grpc.UnaryUnaryMultiCallable[_model_pb2.DropPrefixesRequest, _model_pb2.DropPrefixesResponse]
-    """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
-    and goes on keeping. Refused where the server keeps nothing on disk.
+    """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays
+    loaded and goes on keeping. Refused where the server keeps nothing on disk.
     """
     VerifyPrefixes: _grpc.UnaryStreamMultiCallable[_model_pb2.VerifyPrefixesRequest, _model_pb2.VerifyPrefixesResponse]
     """Reads every file that is kept of prompts, removes those that are damaged, and sends what was
@@ -88,8 +88,8 @@ class ModelServiceAsyncStub(ModelServiceStub):
     that the controller did not start writes elsewhere; that is refused.
     """
     DropPrefixes: _aio.UnaryUnaryMultiCallable[_model_pb2.DropPrefixesRequest, _model_pb2.DropPrefixesResponse]  # type: ignore[assignment]
-    """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
-    and goes on keeping. Refused where the server keeps nothing on disk.
+    """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays
+    loaded and goes on keeping. Refused where the server keeps nothing on disk.
     """
     VerifyPrefixes: _aio.UnaryStreamMultiCallable[_model_pb2.VerifyPrefixesRequest, _model_pb2.VerifyPrefixesResponse]  # type: ignore[assignment]
     """Reads every file that is kept of prompts, removes those that are damaged, and sends what was
@@ -167,8 +167,8 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _model_pb2.DropPrefixesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_model_pb2.DropPrefixesResponse, _abc.Awaitable[_model_pb2.DropPrefixesResponse]]:
-        """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays loaded
-        and goes on keeping. Refused where the server keeps nothing on disk.
+        """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays
+        loaded and goes on keeping. Refused where the server keeps nothing on disk.
         """
 
     @_abc_1.abstractmethod

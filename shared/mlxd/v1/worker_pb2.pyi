@@ -122,8 +122,8 @@ class ShrinkRequest(_message.Message):
     target_bytes: _builtins.int
     """Of arrays; the largest number gives nothing back."""
     prefix_disk_bytes: _builtins.int
-    """What the model may keep on disk of prompts from now on, at most 2^50; what is beyond goes before
-    the answer. Absent: as before. Nothing happens where nothing is kept there.
+    """What the model may keep on disk of prompts from now on, at most 2^50; what is beyond goes
+    before the answer. Absent: as before. Nothing happens where nothing is kept there.
     """
     def __init__(
         self,

@@ -147,7 +147,7 @@ def decode(raw: memoryview, *, form_name: bytes, wanted: BlockId) -> Block:
     block = _decode(raw)
     if block.form_name != form_name:
         raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
-    return _named(block, wanted)
+    return _check_name(block, wanted)
 
 
 def decode_any(raw: memoryview, *, form_digits: str, wanted: BlockId) -> Block:
@@ -159,7 +159,7 @@ def decode_any(raw: memoryview, *, form_digits: str, wanted: BlockId) -> Block:
     block = _decode(raw)
     if not block.form_name.hex().startswith(form_digits):
         raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
-    return _named(block, wanted)
+    return _check_name(block, wanted)
 
 
 def _decode(raw: memoryview) -> Block:
@@ -184,7 +184,7 @@ def _decode(raw: memoryview) -> Block:
     )
 
 
-def _named(block: Block, wanted: BlockId) -> Block:
+def _check_name(block: Block, wanted: BlockId) -> Block:
     if block.id != wanted:
         raise BlockRefused(Fault.FOREIGN, "its tokens are not those of its name")
     return block

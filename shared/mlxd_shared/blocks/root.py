@@ -86,7 +86,7 @@ class RootFolder:
 
     def survey(self, form: str, *, clock: Callable[[], float] = time.time) -> FormFolder:
         """Return what a form's folder has; nothing where it is gone."""
-        with self._opened(form) as folder_fd:
+        with self._open(form) as folder_fd:
             if folder_fd is None:
                 return FormFolder(form)
             about, index, last_s = read_about(folder_fd), BlockIndex(), 0.0
@@ -110,7 +110,7 @@ class RootFolder:
 
         One of which nothing stays goes itself. None where a process has it.
         """
-        with self._opened(form) as folder_fd:
+        with self._open(form) as folder_fd:
             if folder_fd is None:
                 return 0
             lock_fd = lock(folder_fd)
@@ -131,7 +131,7 @@ class RootFolder:
     def verify(self, form: str) -> Findings:
         """Read every file of a folder, remove those that are no sound blocks, and say what was."""
         findings = Findings(form)
-        with self._opened(form) as folder_fd:
+        with self._open(form) as folder_fd:
             if folder_fd is None:
                 return findings
             findings.about = read_about(folder_fd)
@@ -154,7 +154,7 @@ class RootFolder:
         return findings
 
     @contextlib.contextmanager
-    def _opened(self, form: str) -> Iterator[int | None]:
+    def _open(self, form: str) -> Iterator[int | None]:
         """Open a form's folder around the body; None where there is none."""
         if not is_form_folder(form):
             yield None

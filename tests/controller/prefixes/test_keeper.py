@@ -35,12 +35,12 @@ class DiskLink(FakeLink):
 
     def __init__(self) -> None:
         super().__init__(FakeProcess(1, "i"), LinkScript(), "d")
-        self.given: list[int] = []
+        self.shares: list[int] = []
         self.problem: MlxdError | None = None
 
     async def share_disk(self, nbytes: int, *, timeout_s: float) -> None:
         """Note the share."""
-        self.given.append(nbytes)
+        self.shares.append(nbytes)
         if self.problem is not None:
             raise self.problem
 
@@ -94,13 +94,13 @@ def fill(folder: Path, blocks: int, *, model: str = "old") -> int:
 async def test_a_share_grows_with_what_is_used(kept: Kept) -> None:
     """A worker begins with a step, and gets one more only once it is about to need it."""
     await kept.share_out()
-    assert kept.link.given == [STEP]
+    assert kept.link.shares == [STEP]
     kept.say(budget_nbytes=STEP)
     await kept.share_out()
-    assert kept.link.given == [STEP]
+    assert kept.link.shares == [STEP]
     kept.say(nbytes=STEP - 1, blocks=1, least_worth=1.0)
     await kept.share_out()
-    assert kept.link.given == [STEP, 2 * STEP]
+    assert kept.link.shares == [STEP, 2 * STEP]
 
 
 @pytest.mark.asyncio
@@ -109,7 +109,7 @@ async def test_an_old_word_gives_nothing_twice(kept: Kept) -> None:
     await kept.share_out()
     await kept.share_out()
     await kept.share_out()
-    assert kept.link.given == [STEP]
+    assert kept.link.shares == [STEP]
 
 
 @pytest.mark.asyncio
@@ -118,7 +118,7 @@ async def test_an_order_that_fails_may_have_come_true(kept: Kept) -> None:
     kept.link.problem = ShuttingDown()
     await kept.share_out()
     await kept.share_out()
-    assert kept.link.given == [STEP]
+    assert kept.link.shares == [STEP]
 
 
 @pytest.mark.asyncio
@@ -128,15 +128,15 @@ async def test_old_folders_make_room(kept: Kept, tmp_path: Path) -> None:
     nbytes = fill(folder, 30)
     kept.keeper.budget = DiskBudget(folder, nbytes)
     await kept.share_out()
-    assert kept.link.given == []  # nothing is free yet
+    assert kept.link.shares == []  # nothing is free yet
     for _ in range(3 * STEPS_OF_BUDGET):
-        share = kept.link.given[-1] if kept.link.given else 0
+        share = kept.link.shares[-1] if kept.link.shares else 0
         kept.say(nbytes=share, budget_nbytes=share, blocks=1, least_worth=1.0)
         await kept.share_out()
         assert share + sum(path.stat().st_size for path in files_in(folder)) <= nbytes
     assert files_in(folder) == []
     assert not list(folder.glob("v*"))
-    assert kept.link.given[-1] == nbytes
+    assert kept.link.shares[-1] == nbytes
 
 
 @pytest.mark.asyncio
@@ -148,7 +148,7 @@ async def test_what_another_process_has_is_left_alone(kept: Kept, tmp_path: Path
     held = open_blocks(folder)
     await kept.share_out()
     assert len(files_in(folder)) == 8
-    assert kept.link.given == []
+    assert kept.link.shares == []
     held.close()
 
 
@@ -174,12 +174,12 @@ async def test_dropping_one_model_leaves_others(kept: Kept, tmp_path: Path) -> N
     kept.say(nbytes=77, blocks=2, budget_nbytes=STEP)
     dropped = await kept.keeper.drop("d", [kept.worker])
     assert (dropped.blocks, dropped.nbytes) == (2, 77)
-    assert kept.link.given == [STEP, 0, STEP]
+    assert kept.link.shares == [STEP, 0, STEP]
     assert len(files_in(folder)) == 3
     dropped = await kept.keeper.drop("digest of old", [kept.worker])
     assert (dropped.blocks, dropped.nbytes) == (3, nbytes)
     assert files_in(folder) == []
-    assert len(kept.link.given) == 3
+    assert len(kept.link.shares) == 3
 
 
 @pytest.mark.asyncio

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
+from mlxd_shared.blocks.about import NOBODY, About
 from mlxd_shared.blocks.block_file import (
     Block,
     BlockId,
@@ -24,6 +25,7 @@ from mlxd_shared.blocks.block_file import (
 from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.store import open_store
 from tests.shared.blocks.made_blocks import (
+    AMPLE,
     FILE_NBYTES_MAX,
     chain_of,
     contents_of,
@@ -318,3 +320,40 @@ def test_forms_stand_side_by_side(tmp_path: Path) -> None:
 
 def _whole(block: Block) -> bytes:
     return b"".join(bytes(piece) for piece in encode(block))
+
+
+def test_what_is_there_may_stay_until_there_is_a_share(tmp_path: Path) -> None:
+    """Opened without a budget a store keeps what it has, and takes nothing, until it has one."""
+    store = open_blocks(tmp_path / "blocks")
+    blocks = chain_of(1, 3)
+    assert all(store.write(block) for block in blocks[:2])
+    store.close()
+    held = open_blocks(tmp_path / "blocks", budget_nbytes=None)
+    assert len(held) == 2
+    assert held.budget_nbytes == held.nbytes
+    other = chain_of(2, 1)[0]
+    held.set_budget(AMPLE)
+    assert held.write(other)
+    held.set_budget(0)
+    assert (len(held), held.nbytes) == (0, 0)
+    held.close()
+
+
+def test_a_folder_says_whose_it_is(tmp_path: Path) -> None:
+    """By a file that no block depends on; one that is damaged says nothing, and harms nothing."""
+    store = open_blocks(tmp_path / "blocks")
+    about = About("m", "d", "F32", 512, "cpu", "mlx 1", 2.0)
+    store.describe(about)
+    (block,) = chain_of(1, 1)
+    assert store.write(block)
+    store.close()
+    (path,) = (tmp_path / "blocks").glob("v*/about.json")
+    again = open_blocks(tmp_path / "blocks")
+    assert again.about == about
+    again.close()
+    for raw in (b"", b"[]", b"{", b'{"model": 7, "block_s": -1}', b"[" * 50_000):
+        path.write_bytes(raw)
+        damaged = open_blocks(tmp_path / "blocks")
+        assert damaged.about == NOBODY
+        assert damaged.read(block.id) is not None
+        damaged.close()

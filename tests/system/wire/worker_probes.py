@@ -148,6 +148,21 @@ async def shrink_empties_the_pool_down_to_a_target(wire: Wire) -> None:
     assert isinstance(await refusal(wire.worker.Shrink(hard)), WrongWorker)
 
 
+@covering("ShrinkRequest.prefix_disk_bytes")
+async def a_share_of_the_disk_is_bounded(wire: Wire) -> None:
+    """A worker that keeps nothing there takes a share for good; one beyond the limit is refused."""
+    mine = await incarnation(wire)
+    request = worker_pb2.ShrinkRequest(
+        worker_incarnation=mine, target_bytes=(1 << 64) - 1, prefix_disk_bytes=1 << 50
+    )
+    kept = wire.recorder.see(await wire.worker.Shrink(request))
+    assert kept.bytes_after == kept.bytes_before
+    request.prefix_disk_bytes += 1
+    error = await refusal(wire.worker.Shrink(request))
+    assert isinstance(error, InvalidRequest)
+    assert [violation.field for violation in error.violations] == ["prefix_disk_bytes"]
+
+
 @covering("UnloadRequest.worker_incarnation")
 async def unload_and_load_again(wire: Wire) -> None:
     """After an unload nothing is served and next to nothing held; a load brings it back."""

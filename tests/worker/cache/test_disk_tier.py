@@ -223,3 +223,40 @@ def test_a_close_lets_the_next_one_in(make_tier: MakeTier) -> None:
 
     again = make_tier()
     assert len(again.store) == len(CHAIN)
+
+
+def test_a_smaller_budget_is_kept_to_at_once(make_tier: MakeTier) -> None:
+    """What is beyond is gone when it is said to be; a larger budget takes more again."""
+    tier = make_tier()
+    write_all(tier)
+    before = tier.store.nbytes
+    applied = threading.Event()
+    tier.set_budget(before // 2, applied.set)
+    assert applied.wait(WAIT_S)
+    assert 0 < tier.store.nbytes <= before // 2
+    assert tier.store.budget_nbytes == before // 2
+    applied.clear()
+    tier.set_budget(before, applied.set)
+    assert applied.wait(WAIT_S)
+    write_all(tier)
+    assert tier.store.nbytes == before
+
+
+def test_a_tier_that_has_ended_lets_nobody_wait(make_tier: MakeTier) -> None:
+    """An order after the end, or one that the end overtakes, is answered all the same."""
+    tier = make_tier()
+    tier.close(timeout_s=WAIT_S)
+    applied = threading.Event()
+    tier.set_budget(0, applied.set)
+    assert applied.is_set()
+
+
+def test_the_folder_says_what_a_block_saves(make_tier: MakeTier) -> None:
+    """As of the last write: whoever shares room out knows it once the worker has gone."""
+    tier = make_tier()
+    tier.note_saving(7.5)
+    write_all(tier)
+    tier.write(chain_of(9, 1)[0])
+    assert tier.flush(timeout_s=WAIT_S)
+    tier.close(timeout_s=WAIT_S)
+    assert make_tier().store.about.block_s == 7.5

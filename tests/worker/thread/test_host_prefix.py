@@ -251,6 +251,7 @@ def test_counts_are_metrics() -> None:
         ("mlxd_prefix_lookups_total", "tiny", "diverged", "hit"): 2,
         ("mlxd_prefix_lookups_total", "tiny", "none", "miss"): 3,
         ("mlxd_prefix_hit_tokens_total", "tiny"): 50,
+        ("mlxd_prefix_disk_hit_tokens_total", "tiny"): 0,
         ("mlxd_prefix_evictions_total", "tiny"): 4,
         ("mlxd_prefix_evicted_bytes_total", "tiny"): 1000,
     }

@@ -133,19 +133,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     prefix_text = f"of snapshots of former prompts; default: {config.PREFIX_MEMORY_FRACTION:.0%}%"
     add("--prefix-cache", type=_size, metavar="SIZE", help=f"{prefix_text} of memory; 0: none")
-    disk_size_text = f"default: {format_bytes(config.PREFIX_DISK_BYTES_DEFAULT)}; 0: none"
-    add(
-        "--prefix-disk",
-        type=Path,
-        metavar="FOLDER",
-        help="keep parts of prompts here when the model goes; for this user alone (0700)",
-    )
-    add(
-        "--prefix-disk-size",
-        type=_size_or_held,
-        metavar="SIZE",
-        help=f"of these; {disk_size_text}; {HELD}: what is there, until a controller gives a share",
-    )
+    _add_prefix_disk(add)
     waiting_text = f"streams that may wait; default: {config.WAITING_STREAMS_MAX}"
     add(
         "--waiting-max",
@@ -167,6 +155,23 @@ def _parser() -> argparse.ArgumentParser:
     add("--log-level", choices=list(LEVELS), default="info")
     add("--log-format", choices=["auto", "json", "console"], default="auto")
     return parser
+
+
+def _add_prefix_disk(add: Callable[..., object]) -> None:
+    """Add the options that say where parts of prompts outlive a model."""
+    disk_size_text = f"default: {format_bytes(config.PREFIX_DISK_BYTES_DEFAULT)}; 0: none"
+    add(
+        "--prefix-disk",
+        type=Path,
+        metavar="FOLDER",
+        help="keep parts of prompts here when the model goes; for this user alone (0700)",
+    )
+    add(
+        "--prefix-disk-size",
+        type=_size_or_held,
+        metavar="SIZE",
+        help=f"of these; {disk_size_text}; {HELD}: what is there, until a controller gives a share",
+    )
 
 
 def _disk_folder(path: Path | None, nbytes: int | str | None) -> DiskFolder | None:

@@ -132,14 +132,12 @@ class PrefixDisk:
             names = self._want(part(key, 0, ends[-1]), uses=USES_MIN)
             self._use(names)
 
-    def note_kept(self, key: Key, *, lasting: bool) -> None:
-        """Learn that memory keeps a prompt's blocks from now on.
-
-        lasting: there is room for them. Where there is not, they are likely to make room for others
-        before they are used again: then the next use can only be from disk.
-        """
-        if not lasting:
-            self._want(key, leaving=True)
+    def note_doomed(self, nodes: Iterable[Node[Kind, Snapshot]]) -> None:
+        """Learn what of memory is the next to make room: its next use can only be from disk."""
+        for node in nodes:
+            end = node if not self._state_kinds else self._last_with_state(node)
+            if end is not None:
+                self._want(end.key(), leaving=True)
 
     def tend(self, *, idle: bool) -> None:
         """Hand one block over, where one waits and there is room; once a step.
@@ -220,6 +218,10 @@ class PrefixDisk:
         if self._state_kinds:
             return [node for node in nodes if self._has_state(node)]
         return [node for node in nodes if not node.children]
+
+    def _last_with_state(self, node: Node[Kind, Snapshot]) -> Node[Kind, Snapshot] | None:
+        """Return the last node up to this one with all of a state; None where there is none."""
+        return next((each for each in (node, *node.ancestors()) if self._has_state(each)), None)
 
     def _has_state(self, node: Node[Kind, Snapshot]) -> bool:
         """Tell whether a node ends where a block does, with all that is needed there."""

@@ -123,6 +123,12 @@ class Ranking(Generic[K, S]):
             if worth_now <= worth or self._heap[0][2] == self._entries[node]:
                 return node
 
+    def lowest(self, count: int) -> list[Node[K, S]]:
+        """Return so many nodes of least worth, or all, the least first."""
+        return heapq.nsmallest(
+            count, self._entries, key=lambda node: (self._worth(node), -node.stop)
+        )
+
     def _push(self, node: Node[K, S], worth: float) -> None:
         number = self._entries[node] = next(self._numbers)
         heapq.heappush(self._heap, (worth, -node.stop, number, node))

@@ -18,9 +18,8 @@ Invariants:
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_worker.cache.base import Kind, LayerCache, RowId
@@ -34,6 +33,7 @@ from mlxd_worker.cache.kept.points import (
     reusable,
 )
 from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.prefix.counts import PrefixCounts
 from mlxd_worker.cache.prefix.evicted import EvictedRuns
 from mlxd_worker.cache.prefix.lookup import Lookup, Target, best_target
 from mlxd_worker.cache.prefix.tenants import Tenant
@@ -42,20 +42,9 @@ from mlxd_worker.cache.prefix.trie_node import Key, Match, key_of, length, part
 from mlxd_worker.cache.rows import RowCaches
 
 SHORT_FRACTION = 0.5
-"""Of the budget: beyond it, what is kept goes to disk after its first use, while it is there."""
-
-
-@dataclass(slots=True)
-class PrefixCounts:
-    """What prefix caches have done, since the process began."""
-
-    lookups: Counter[tuple[bool, CacheReason]] = field(default_factory=Counter)
-    """By hit and reason."""
-    hit_tokens: int = 0
-    disk_tokens: int = 0
-    """Those of them that came from disk."""
-    evictions: int = 0
-    evicted_nbytes: int = 0
+"""Of the budget: where more is kept, what would go next is written to disk while it is there,"""
+DOOMED_FRACTION = 0.25
+"""as much as makes this part of the budget."""
 
 
 class PrefixCache:
@@ -120,18 +109,11 @@ class PrefixCache:
 
     @property
     def reload_s(self) -> float:
-        """What the next prompt would have to compute or read, had all been forgotten; in seconds.
-
-        It is taken to hit as many tokens as those before it did on average.
-        """
-        lookups = self.counts.lookups.total()
-        kept_nbytes = self._trie.nbytes
-        if not lookups or not kept_nbytes:
-            return 0.0
-        tokens = self.counts.hit_tokens // lookups
-        if self.disk is None:
-            return tokens * self.token_s
-        return self.disk.again_s(tokens, kept_nbytes=kept_nbytes)
+        """Seconds that the next prompt would compute or read longer, had all been forgotten."""
+        tokens = self.counts.mean_hit_tokens
+        if not self._trie.nbytes or self.disk is None:
+            return tokens * self.token_s if self._trie.nbytes else 0.0
+        return self.disk.again_s(tokens, kept_nbytes=self._trie.nbytes)
 
     def count_known(self, prompt: Sequence[int], *, most: int | None = None) -> int:
         """Return how many of a prompt's tokens `begin` would put back now; nothing changes."""
@@ -227,19 +209,14 @@ class PrefixCache:
             if kept:
                 key = key_of(kept)
                 self._capture_end(row, tenant, key)
-                attached = self._attach(row, tenant, key)
-                if self.disk is not None and attached:
-                    self.disk.note_kept(attached, lasting=not self._is_short)
+                self._attach(row, tenant, key)
             tenant.keep_last(0)
             del self._tenants[row]
             self._make_room(self._owed_nbytes(row))
         self._caches.leave(row)
         self._make_room(0)
-
-    @property
-    def _is_short(self) -> bool:
-        """Whether what is kept fills so much that the next rows will have some of it evicted."""
-        return self.nbytes > SHORT_FRACTION * self.budget_nbytes
+        if self.disk is not None and self.nbytes > SHORT_FRACTION * self.budget_nbytes:
+            self.disk.note_doomed(self._trie.find_doomed(int(DOOMED_FRACTION * self.budget_nbytes)))
 
     def shrink(self, to_nbytes: int) -> None:
         """Evict until at most `to_nbytes` are owned; what running rows captured stays."""
@@ -378,19 +355,14 @@ class PrefixCache:
             return False
         return all(kind in match.path[-1].snapshots for kind in self._whole)
 
-    def _attach(self, row: RowId, tenant: Tenant, key: Key) -> Key:
-        """Put the row's tokens `key`, and the states captured within them, into the trie.
-
-        Returns what of `key` it keeps now beyond what it had; nothing where that is as before.
-        """
+    def _attach(self, row: RowId, tenant: Tenant, key: Key) -> None:
+        """Put the row's tokens `key`, and the states captured within them, into the trie."""
         self.version += 1
-        kept = key[:0]
         for end in self._affordable(row, tenant, key):
             kept = part(key, 0, end)
             start = min(self._trie.match(kept).count, end - 1)
             pieces = {kind: self._lazy(row, kind, start, end) for kind in self._sliceable}
             self._trie.insert(kept, {**pieces, **tenant.states.pop(end, {})})
-        return kept
 
     def _affordable(self, row: RowId, tenant: Tenant, key: Key) -> list[int]:
         """Return the ends, ascending, of what may be kept of `key` within the whole budget."""

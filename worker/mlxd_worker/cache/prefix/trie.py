@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from functools import partial
+from itertools import takewhile
 from typing import Generic, NamedTuple
 
 from mlxd_worker.cache.prefix.eviction import (
@@ -51,6 +52,10 @@ from mlxd_worker.cache.prefix.trie_node import (
 EDGE_TOKENS_MAX = 1024
 """The longest edge. The shorter, the less is copied where prompts part and the finer the budget is
 used; the longer, the fewer parts a restored row is put together from (32 for 32k tokens)."""
+
+
+DOOMED_MAX = 32
+"""Ends of prompts that are looked at for what goes next."""
 
 
 class Evicted(NamedTuple):
@@ -201,6 +206,20 @@ class PrefixTrie(Generic[K, S]):
             else:
                 self._unlink(node)
         return gone
+
+    def find_doomed(self, nbytes: int) -> list[Node[K, S]]:
+        """Return the nodes at which eviction for so many bytes would begin, the first one first."""
+        doomed: list[Node[K, S]] = []
+        for node in self._evictable.lowest(DOOMED_MAX):
+            if nbytes <= 0:
+                break
+            doomed.append(node)
+            if node.children:
+                nbytes -= node.whole_nbytes
+                continue
+            alone = takewhile(lambda before: len(before.children) == 1, node.ancestors())
+            nbytes -= node.nbytes + sum(before.nbytes for before in alone)
+        return doomed
 
     def remove(self, node: Node[K, S]) -> None:
         """Forget a node and all behind it.

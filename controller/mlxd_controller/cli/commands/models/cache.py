@@ -125,8 +125,8 @@ async def verify(
         if client is None:
             findings = _verify_here(prefix_disk_folder)
         else:
-            async with client.prefixes.verify() as found:
-                findings = [one async for one in found]
+            async with client.prefixes.verify() as checks:
+                findings = [one async for one in checks]
     for one in findings:
         if as_json:
             show.json_line(one)
@@ -162,15 +162,15 @@ async def _read(where: Server, folder: Path | None) -> PrefixStore:
             if store is not None:
                 return store
     path = prefix_folder(folder, os.environ)
-    with _opened(path) as root:
+    with _own(path) as root:
         kept = [] if root is None else [root.survey(form) for form in root.forms()]
     folders = sorted(kept, key=lambda one: (one.about.model, one.form))
-    shown = tuple(_shown(one) for one in folders)
+    shown = tuple(_to_folder(one) for one in folders)
     return PrefixStore(str(path), 0, sum(one.nbytes for one in shown), shown)
 
 
 @contextlib.contextmanager
-def _opened(path: Path) -> Iterator[RootFolder | None]:
+def _own(path: Path) -> Iterator[RootFolder | None]:
     """Own the folder around the body; None where there is none, which is not made."""
     if not path.is_dir():
         yield None
@@ -184,7 +184,7 @@ def _opened(path: Path) -> Iterator[RootFolder | None]:
 
 
 def _drop_here(folder: Path | None, model: str | None) -> DroppedPrefixes:
-    with _opened(prefix_folder(folder, os.environ)) as root:
+    with _own(prefix_folder(folder, os.environ)) as root:
         kept = [] if root is None else [root.survey(form) for form in root.forms()]
         chosen = [one for one in kept if model is None or _is_of(one, model)]
         if model is not None and not chosen:
@@ -201,15 +201,15 @@ def _drop_here(folder: Path | None, model: str | None) -> DroppedPrefixes:
 
 
 def _verify_here(folder: Path | None) -> list[VerifiedPrefixes]:
-    with _opened(prefix_folder(folder, os.environ)) as root:
+    with _own(prefix_folder(folder, os.environ)) as root:
         if root is None:
             return []
-        found = [root.verify(form) for form in root.forms()]
+        checks = [root.verify(form) for form in root.forms()]
     return [
         VerifiedPrefixes(
             one.form, one.about.model, one.sound, sum(one.refused.values()), one.unread
         )
-        for one in found
+        for one in checks
     ]
 
 
@@ -219,7 +219,7 @@ def _is_of(one: FormFolder, model: str) -> bool:
     )
 
 
-def _shown(one: FormFolder) -> PrefixFolder:
+def _to_folder(one: FormFolder) -> PrefixFolder:
     used = dt.datetime.fromtimestamp(one.last_s, dt.UTC) if one.last_s else None
     about = one.about
     return PrefixFolder(

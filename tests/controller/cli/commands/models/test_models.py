@@ -43,10 +43,21 @@ async def test_ps_shows_what_is_in_memory() -> None:
         ran = await mlxd("ps", "--address", fake.address)
 
     assert ran.rows == [
-        ["NAME", "DIGEST", "SIZE", "DEVICE", "CONTEXT", "STREAMS", "PRIORITY", "UNTIL", "STATE"],
-        ["demo", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "5", "for ever", "ready"],
-        ["coming", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "0", "-", "loading 50%"],
-        ["broken", "0123456789ab", "-", "-", "-", "0", "0", "-", "failed"],
+        [
+            "NAME",
+            "DIGEST",
+            "SIZE",
+            "DEVICE",
+            "CONTEXT",
+            "STREAMS",
+            "PRIORITY",
+            "PROMPTS",
+            "UNTIL",
+            "STATE",
+        ],
+        ["demo", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "5", "1.5 s", "for ever", "ready"],
+        ["coming", "0123456789ab", "12.0 MiB", "cpu", "512", "1", "0", "1.5 s", "-", "loading 50%"],
+        ["broken", "0123456789ab", "-", "-", "-", "0", "0", "-", "-", "failed"],
     ]
     assert ESCAPE not in ran.out
     assert all(line == line.rstrip() for line in ran.out.splitlines())
@@ -204,7 +215,7 @@ async def test_fit_explains_every_term() -> None:
     assert ["budget", "100.0 MiB"] in rows
     assert "keys and values in 8 bits, prefix cache 3.0 MiB" in ran.out
     assert ["verdict", "fits after evicting"] in rows
-    assert ["would evict", "other"] in rows
+    assert ["would evict", "other (reload 2.0 s, prompts 0.5 s)"] in rows
 
 
 @pytest.mark.asyncio
