@@ -5,7 +5,7 @@ Invariants:
   ordered counts as taken until the worker's own word is that it has less.
 - Folders that a worker has, or one that is just loading, are never touched: only their own process
   removes files there, but for what `drop` and `verify` were asked for.
-- Files are looked at on a thread; one round, `drop` or `verify` at a time.
+- Files are looked at on a thread; one round or `drop` at a time, and one folder is verified.
 - A disk that fails ends no round: what could not be read is looked at again in the next.
 """
 
@@ -49,6 +49,7 @@ class Keeper:
         self.budget = budget
         self._root = root
         self._turn = asyncio.Lock()
+        self._checking = asyncio.Lock()
         self._idle: dict[str, FormFolder] = {}
         self._held: frozenset[str] = frozenset()
         self._rounds = 0
@@ -116,14 +117,17 @@ class Keeper:
             return dropped
 
     async def verify(self) -> AsyncGenerator[Findings, None]:
-        """Check every file, and yield what was found, folder by folder."""
-        async with self._turn:
-            for form in await asyncio.to_thread(self._root.forms):
+        """Check every file, and yield what was found, folder by folder.
+
+        Rounds go on meanwhile, and whoever does not read on holds nobody up.
+        """
+        for form in await asyncio.to_thread(self._root.forms):
+            async with self._checking:
                 findings = await asyncio.to_thread(self._root.verify, form)
-                if findings.refused:
-                    reasons = {fault.value: count for fault, count in findings.refused.items()}
-                    _log.warning("removed damaged blocks", folder=form, **reasons)
-                yield findings
+            if findings.refused:
+                reasons = {fault.value: count for fault, count in findings.refused.items()}
+                _log.warning("removed damaged blocks", folder=form, **reasons)
+            yield findings
 
     def _holder(self, worker: Worker) -> Holder:
         figures = _figures(worker)

@@ -200,6 +200,18 @@ async def test_verifying_finds_what_is_damaged(kept: Kept, tmp_path: Path) -> No
 
 
 @pytest.mark.asyncio
+async def test_who_stops_reading_findings_holds_nobody_up(kept: Kept, tmp_path: Path) -> None:
+    """Rounds, drops and other checks go on while somebody does not read on."""
+    fill(tmp_path / "prefixes", 1)
+    checking = kept.keeper.verify()
+    assert (await anext(checking)).sound == 1
+    await kept.share_out()
+    assert [findings.sound async for findings in kept.keeper.verify()] == [1]
+    assert (await kept.keeper.drop("", [kept.worker])).blocks == 1
+    await checking.aclose()
+
+
+@pytest.mark.asyncio
 async def test_what_workers_did_is_counted_once(kept: Kept) -> None:
     """Counters grow by what is new, also after a worker's counts have begun anew."""
     kept.say(written=3, written_nbytes=30, hit_tokens=256)
