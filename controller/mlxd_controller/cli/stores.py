@@ -35,7 +35,7 @@ def _place(help_text: str) -> Any:  # noqa: ANN401 - typer's own
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """The options that say where `mlxd serve` looks for models, and what it keeps of prompts."""
+    """The options that say where `mlxd serve` looks for models."""
 
     models_dir: Annotated[
         str | None,
@@ -59,6 +59,23 @@ class Stores:
             f"  [env var: {OLLAMA_VARIABLE}, OLLAMA_MODELS]  [default: ~/.ollama/models]"
         ),
     ] = None
+
+    def places(self, environment: Mapping[str, str]) -> StorePlaces:
+        """Return where to look; options that are None were not given.
+
+        Raises:
+            typer.Exit: an option names no directory.
+        """
+        return StorePlaces(
+            models_dir=_choose_folder("--models-dir", self.models_dir, models_dir_of(environment)),
+            hub_cache=_choose_folder("--hub-cache", self.hub_cache, hub_cache_of(environment)),
+            ollama=_choose_folder("--ollama-models", self.ollama_models, ollama_of(environment)),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class KeptPrompts:
+    """The options that say what `mlxd serve` keeps on disk of prompts."""
 
     prefix_disk: Annotated[
         str | None,
@@ -103,18 +120,6 @@ class Stores:
             )
         return DiskBudget(prefix_folder(self.prefix_disk_folder, environment), nbytes)
 
-    def places(self, environment: Mapping[str, str]) -> StorePlaces:
-        """Return where to look; options that are None were not given.
-
-        Raises:
-            typer.Exit: an option names no directory.
-        """
-        return StorePlaces(
-            models_dir=_choose_folder("--models-dir", self.models_dir, models_dir_of(environment)),
-            hub_cache=_choose_folder("--hub-cache", self.hub_cache, hub_cache_of(environment)),
-            ollama=_choose_folder("--ollama-models", self.ollama_models, ollama_of(environment)),
-        )
-
 
 def models_dir_of(environment: Mapping[str, str]) -> Path | None:
     """Return mlxd's own directory of models; None where it is left out."""
@@ -123,9 +128,16 @@ def models_dir_of(environment: Mapping[str, str]) -> Path | None:
 
 
 def prefix_folder(path: Path | None, environment: Mapping[str, str]) -> Path:
-    """Return where parts of prompts are kept: what was given, or in the user's caches."""
+    """Return where parts of prompts are kept: what was given, or in the user's caches.
+
+    Raises:
+        typer.Exit: a user without a home has to name a folder.
+    """
     caches = environment.get("XDG_CACHE_HOME") or "~/.cache"
-    return (path or Path(caches) / "mlxd" / "prefixes").expanduser().absolute()
+    try:
+        return (path or Path(caches) / "mlxd" / "prefixes").expanduser().absolute()
+    except RuntimeError as error:
+        usage_error(f"--prefix-disk-folder: {error}")
 
 
 def hub_cache_of(environment: Mapping[str, str]) -> Path | None:

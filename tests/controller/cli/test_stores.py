@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import typer
 
-from mlxd_controller.cli.stores import Stores, hub_cache_of
-from mlxd_controller.settings import StorePlaces
+from mlxd_controller.cli.stores import KeptPrompts, Stores, hub_cache_of
+from mlxd_controller.settings import DiskBudget, StorePlaces
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support.cli import mlxd
@@ -43,6 +43,38 @@ def test_stores_lie_where_their_owners_put_them() -> None:
     assert places(nobody).models_dir is None
     own = theirs | {"MLXD_MODELS_DIR": "/m", "MLXD_OLLAMA_MODELS": "none"}
     assert (places(own).models_dir, places(own).ollama) == (Path("/m"), None)
+
+
+def test_prompts_are_kept_only_where_somebody_says_so(tmp_path: Path) -> None:
+    """Nothing by default, and with `none`; else in the user's caches, or in the folder given."""
+    nothing = KeptPrompts().disk_budget({}, attached=False)
+    assert nothing is KeptPrompts("none", tmp_path).disk_budget({}, attached=True) is None
+    kept = KeptPrompts("2G").disk_budget({"XDG_CACHE_HOME": "/c"}, attached=False)
+    assert kept == DiskBudget(Path("/c/mlxd/prefixes"), 2 << 30)
+    kept = KeptPrompts("2G").disk_budget({}, attached=False)
+    assert kept == DiskBudget(HOME / ".cache/mlxd/prefixes", 2 << 30)
+    kept = KeptPrompts("1K", tmp_path).disk_budget({}, attached=False)
+    assert kept == DiskBudget(tmp_path, 1 << 10)
+
+
+@pytest.mark.parametrize(
+    ("size", "folder", "attached", "problem"),
+    [
+        ("much", None, False, "much"),
+        ("0", None, False, "more than 0 and at most 1.0 PiB"),
+        ("2000000G", None, False, "more than 0 and at most 1.0 PiB"),
+        ("1G", None, True, "workers that mlxd starts"),
+        ("1G", Path("~no-such-user/p"), False, "--prefix-disk-folder"),
+    ],
+)
+def test_a_budget_that_cannot_be_is_refused(
+    size: str, folder: Path | None, *, attached: bool, problem: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """The option is named, and what would do."""
+    with pytest.raises(typer.Exit):
+        KeptPrompts(size, folder).disk_budget({}, attached=attached)
+    assert problem in capsys.readouterr().err
 
 
 def test_an_option_goes_before_all_and_must_be_a_folder(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Http
 from mlxd_controller.cli.outcome import ExitCode, run, usage_error
 from mlxd_controller.cli.security import Attached, Listener, named_workers
-from mlxd_controller.cli.stores import Stores
+from mlxd_controller.cli.stores import KeptPrompts, Stores
 from mlxd_controller.gateway import check_usable
 from mlxd_controller.settings import Limits, ServeSettings
 from mlxd_shared import config
@@ -187,6 +187,7 @@ def serve(
     *,
     serving: Serving,
     stores: Stores,
+    prompts: KeptPrompts,
     listener: Listener,
     http: Http,
     attached: Attached,
@@ -202,7 +203,7 @@ def serve(
         models=models,
         load_defaults=load_defaults,
         stores=stores.places(os.environ),
-        prefix_disk=stores.disk_budget(os.environ, attached=bool(attached.worker)),
+        prefix_disk=prompts.disk_budget(os.environ, attached=bool(attached.worker)),
         limits=_limits(serving.memory_limit, serving.reserve, serving.gpu_overhead),
         keep_alive_s=keep_alive_s(serving.keep_alive, os.environ),
         max_loaded=serving.max_loaded,
