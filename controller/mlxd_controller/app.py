@@ -168,7 +168,7 @@ async def _listening(
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
     following = tasks.create_task(follow_health(health, catalog, runtime))
-    aside = [tasks.create_task(keep_heap_trimmed())]
+    aside: list[asyncio.Task[None]] = [tasks.create_task(keep_heap_trimmed())]
     if keeper is not None:
         aside.append(tasks.create_task(keeper.run(runtime.workers.live, runtime.metrics)))
     try:

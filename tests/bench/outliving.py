@@ -72,7 +72,8 @@ def prompt_of(tokens: int, seed: int) -> list[int]:
 async def ask(client: Client, prompt: list[int], *, max_tokens: int = NEW_TOKENS) -> Answer:
     """Time one stream's first token."""
     began_s = time.perf_counter()
-    first_s, ids = 0.0, []
+    first_s = 0.0
+    ids: list[int] = []
     async with client.generate(
         prompt, model=NAME, max_tokens=max_tokens, sampling=GREEDY, ignore_eos=True
     ) as stream:
@@ -142,7 +143,8 @@ async def first_tokens(model: Path, folder: Path, *, tokens: int, runs: int) -> 
 
 async def steps(client: Client) -> list[float]:
     """Return the times between the tokens of one stream, in seconds."""
-    gaps, last_s = [], 0.0
+    gaps: list[float] = []
+    last_s = 0.0
     async with client.generate(
         prompt_of(SHORT_TOKENS, seed=99),
         model=NAME,

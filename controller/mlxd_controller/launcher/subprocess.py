@@ -108,7 +108,7 @@ class SubprocessLauncher:
         self._stall_timeout_s = stall_timeout_s
         waiting = () if waiting_max is None else ("--waiting-max", str(waiting_max))
         remembered = () if findings is None else ("--findings", str(findings))
-        kept = ()
+        kept: tuple[str, ...] = ()
         if prefix_disk is not None:
             kept = ("--prefix-disk", str(prefix_disk), "--prefix-disk-size", "held")
         self.arguments = (
