@@ -19,7 +19,7 @@ COMMAND = (sys.executable, "-m", "mlxd_controller.cli")
 
 NOBODYS_OWN = {
     "MLXD_CONFIG": "none", "MLXD_MODELS_DIR": "none", "MLXD_HUB_CACHE": "none",
-    "MLXD_OLLAMA_MODELS": "none",
+    "MLXD_OLLAMA_MODELS": "none", "MLXD_HISTORY": "none",
 }  # fmt: skip
 """So that nothing is configured, and no model listed, of whoever runs the tests."""
 

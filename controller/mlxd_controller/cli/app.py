@@ -48,6 +48,7 @@ MODULES = {
     "score": "mlxd_controller.cli.commands.prompts.score",
     "tokenize": "mlxd_controller.cli.commands.prompts.generate",
     "status": "mlxd_controller.cli.commands.watching.status",
+    "top": "mlxd_controller.cli.top.command",
     "logs": "mlxd_controller.cli.commands.watching.logs",
     "health": "mlxd_controller.cli.commands.watching.health",
     "fit": "mlxd_controller.cli.commands.models.load",

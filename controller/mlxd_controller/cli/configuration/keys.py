@@ -89,6 +89,10 @@ KEYS: Final[tuple[Key, ...]] = (
         "client.http_url", "MLXD_HTTP_URL", Kind.TEXT, ("launch.url",),
         default=f"http://{config.DEFAULT_HTTP_ADDRESS}",
     ),
+    Key(
+        "client.history", "MLXD_HISTORY", Kind.STORE, ("run.history",),
+        default="~/.local/state/mlxd/chat_history",
+    ),
     _serve("server.tls_cert", Kind.FILE, variable="MLXD_SERVER_TLS_CERT"),
     _serve("server.tls_key", Kind.FILE, variable="MLXD_SERVER_TLS_KEY"),
     _serve("server.tls_client_ca", Kind.FILE, variable="MLXD_SERVER_TLS_CLIENT_CA"),
