@@ -130,7 +130,7 @@ async def _stream(client: Client, talk: Talk, turn: list[ChatMessage]) -> ExitCo
 async def _stream_answer(client: Client, talk: Talk, turn: list[ChatMessage]) -> ExitCode:
     parts: list[AnswerPart] = []
     finished: Finished | None = None
-    writer = AnswerWriter()
+    writer = AnswerWriter(wrap=talk.wrap)
     stream = client.generate(
         talk.prompt(turn),
         model=talk.model,

@@ -49,13 +49,16 @@ class PlainLines:
 
     def read(self, prompt: str) -> str:
         """Return a line; see `Lines`."""
-        if not sys.stdout.isatty():
-            typer.echo(prompt, nl=False, err=True)  # what is written to stdout is the answers'
-            prompt = ""
+        aside = not sys.stdout.isatty()  # what is written to stdout is the answers' then
+        typer.echo(prompt, nl=False, err=aside)
         try:
-            return input(prompt)
+            return input()
         except KeyboardInterrupt:
+            typer.echo(err=aside)
             raise Interrupted from None
+        except EOFError:
+            typer.echo(err=aside)
+            raise
 
 
 class EditedLines:
@@ -139,7 +142,6 @@ class Editor:
         try:
             return self._message()
         except EOFError:
-            typer.echo()
             return None
 
     def ask(self, question: str) -> str:

@@ -24,7 +24,7 @@ _NUMBERS = frozenset(
         "frequency_penalty", "xtc_probability", "xtc_threshold",
     }
 )  # fmt: skip
-_FLAGS = frozenset({"stats"})
+_FLAGS: Mapping[str, bool] = MappingProxyType({"stats": False, "wrap": True})
 OPTIONS = frozenset({*_WHOLE, *_NUMBERS, *_FLAGS, "max_tokens"})
 """What `/set` knows by itself; every other name is a variable of the chat template."""
 NOTHING = '""'
@@ -123,7 +123,7 @@ def _set(talk: Talk, rest: str, _folder: Path) -> Done:
     elif name in _FLAGS:
         if value not in {"true", "false", ""}:
             raise Refused(f"{name} is true or false")
-        talk.stats = value == "true"
+        setattr(talk, name, value == "true" if value else _FLAGS[name])
     else:
         number = (_whole if name in _WHOLE else _number)(name, value) if value else None
         talk.sampling = replace(talk.sampling, **{name: number})
@@ -166,7 +166,7 @@ def _number(name: str, text: str) -> float:
 def _show(talk: Talk, _rest: str, _folder: Path) -> Done:
     given = {
         name: value
-        for name in sorted(OPTIONS - _FLAGS - {"max_tokens"})
+        for name in sorted(OPTIONS - _FLAGS.keys() - {"max_tokens"})
         if (value := getattr(talk.sampling, name)) is not None
     }
     if talk.max_tokens is not None:
@@ -177,7 +177,7 @@ def _show(talk: Talk, _rest: str, _folder: Path) -> Done:
         ("options", _pairs(given)),
         ("variables", _pairs(talk.variables)),
         ("tools", ", ".join(tool.name for tool in talk.tools) or "-"),
-        ("stats", str(talk.stats).lower()),
+        *((name, str(getattr(talk, name)).lower()) for name in _FLAGS),
         ("messages", str(len(talk.messages))),
     ]
     return Done("\n".join(f"{name:<10} {value}" for name, value in pairs))
@@ -207,16 +207,15 @@ def _regenerate(talk: Talk, _rest: str, _folder: Path) -> Done:
 
 
 KEYS = (
-    '""" begins and ends a message of several lines; a final \\ continues a line; pasted lines are',
-    "one message. Ctrl-C stops an answer, or clears what is typed; Ctrl-D ends the chat.",
+    '""" begins and ends a message of several lines, a final \\',
+    "continues a line, pasted lines are one message. Ctrl-C stops",
+    "an answer or clears what is typed, Ctrl-D ends the chat.",
 )
 COMMANDS: Mapping[str, _Command] = MappingProxyType(
     {
         "/help": _Command("/help", "shows this (also /?)", _help),
-        "/system": _Command("/system [TEXT]", 'shows or sets the system prompt; "": none', _system),
-        "/set": _Command(
-            "/set NAME=VALUE", "temperature, top_p, max_tokens, stats, ..., or a variable", _set
-        ),
+        "/system": _Command("/system [TEXT]", 'shows or sets the system prompt ("")', _system),
+        "/set": _Command("/set NAME=VALUE", "an option, or a variable of the template", _set),
         "/show": _Command("/show", "shows what is in force", _show),
         "/save": _Command("/save NAME", "saves the conversation", _save),
         "/load": _Command("/load NAME", "goes on with a saved one", _load),

@@ -21,6 +21,8 @@ class Talk:
     max_tokens: int | None
     keep_alive_s: float | None
     stats: bool
+    wrap: bool = True
+    """Whether lines of answers are broken between words on a terminal."""
     system: str = ""
     variables: dict[str, Any] = field(default_factory=dict)
     """Of the chat template."""

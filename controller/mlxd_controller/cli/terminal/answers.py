@@ -5,11 +5,14 @@ Nothing that a model writes steers the terminal: of control characters only line
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 from typing import Final
 
 import typer
 
+from mlxd_controller.cli.terminal.wrapping import Wrapping
 from mlxd_shared.ops.terminal import without_steering
 
 _DIM: Final = "\x1b[2m"
@@ -19,8 +22,12 @@ _PLAIN: Final = "\x1b[0m"
 class AnswerWriter:
     """Writes one answer; reasoning is dimmed, and omitted if the output is not a terminal."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, wrap: bool = True) -> None:
+        """Write to stdout; wrap: on a terminal lines are broken between words."""
         self._watched = sys.stdout.isatty()
+        draws = self._watched and os.environ.get("TERM") != "dumb"
+        width = shutil.get_terminal_size().columns if draws and wrap else 0
+        self._wrapping = Wrapping(width)
         self._thinking = False
         self._last = "\n"
 
@@ -28,6 +35,7 @@ class AnswerWriter:
         """Write text of the answer."""
         if self._thinking:
             self._thinking = False
+            self._flush()
             self._write(f"{_PLAIN}\n" if self._last == "\n" else f"{_PLAIN}\n\n", steering=True)
         self._write(text)
 
@@ -37,11 +45,13 @@ class AnswerWriter:
             return
         if not self._thinking:
             self._thinking = True
+            self._flush()
             self._write(_DIM, steering=True)
         self._write(text)
 
     def end(self) -> None:
         """End the current line."""
+        self._flush()
         if self._thinking:
             self._thinking = False
             self._write(_PLAIN, steering=True)
@@ -49,9 +59,12 @@ class AnswerWriter:
             typer.echo()
         self._last = "\n"
 
+    def _flush(self) -> None:
+        self._write(self._wrapping.end(), steering=True)
+
     def _write(self, text: str, *, steering: bool = False) -> None:
         if self._watched and not steering:
-            text = without_steering(text)
+            text = self._wrapping.add(without_steering(text))
         if text:
             typer.echo(text, nl=False)
-            self._last = text[-1] if not steering or "\n" in text else self._last
+            self._last = text[-1] if not text.startswith("\x1b") or "\n" in text else self._last

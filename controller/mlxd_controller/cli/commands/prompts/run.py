@@ -37,13 +37,13 @@ from mlxd_controller.cli.outcome import (
     model_argument,
     read_piped,
     report,
+    say,
     usage_error,
 )
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.state import state_folder
 from mlxd_controller.cli.terminal.progress import ByteBar
 from mlxd_shared.domain.errors import MlxdError
-from mlxd_shared.ops.terminal import escape
 
 ModelOrPath = Annotated[
     str, named_model("A name, alias or digest, or a folder (./NAME).", metavar="MODEL")
@@ -183,7 +183,6 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
             )
             code = ExitCode.OK
         except (Interrupted, KeyboardInterrupt):
-            typer.echo()
             code = ExitCode.INTERRUPTED
         except MlxdError as error:
             code = report(error, where.address, where.flags)
@@ -195,7 +194,7 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
 async def _begin(client: Client, talk: Talk) -> None:
     await client.__aenter__()
     await _load(client, talk)
-    typer.echo(f"{talk.model} is ready. /? shows help.", err=True)
+    say(f"{talk.model} is ready. /? shows help.")
 
 
 def converse(
@@ -237,7 +236,7 @@ def _perform(text: str, talk: Talk) -> slash.After:
         complain(str(error))
         return slash.After.PROMPT
     if done.words:
-        typer.echo(escape(done.words), err=True)
+        say(done.words)
     return done.after
 
 
