@@ -113,6 +113,7 @@ TOOLS_FILE_BYTES_MAX = MIB
 TOOL_COMMAND_S = 60.0  # for a tool's command that the user has allowed
 TOOL_RESULT_BYTES_MAX = 256 * KIB  # of its output
 TOOL_ROUNDS_MAX = 16  # of calls and results for one message
+MODEL_CARD_BYTES_READ = 16 * KIB  # of a model's README or licence, by `mlxd show`
 COMPLETION_S = 0.5  # for a server to name its models, while a shell waits
 DETACHED_START_S = 120.0  # for a server in the background to serve, its preparations included
 SERVICE_COMMAND_S = 60.0  # for systemctl and launchctl; a server that stops is waited for

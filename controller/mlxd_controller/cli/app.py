@@ -42,6 +42,7 @@ MODULES = {
     "forget": "mlxd_controller.cli.commands.models.inventory",
     "ps": "mlxd_controller.cli.commands.models.inventory",
     "models": "mlxd_controller.cli.commands.models.inventory",
+    "show": "mlxd_controller.cli.commands.models.details",
     "run": "mlxd_controller.cli.commands.prompts.run",
     "generate": "mlxd_controller.cli.commands.prompts.generate",
     "embed": "mlxd_controller.cli.commands.prompts.embed",

@@ -15,7 +15,7 @@ from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.prompts import formats as f
 from mlxd_controller.cli.commands.prompts.printing import ChoicePrinter
 from mlxd_controller.cli.completion import named_model
-from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.grouping import ask_or_start_server
 from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, say, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
@@ -110,7 +110,7 @@ class Ask:
     ] = False
 
 
-@ask_server
+@ask_or_start_server
 def generate(
     model: ModelName,
     prompt: Prompt = None,
@@ -238,7 +238,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-@ask_server
+@ask_or_start_server
 def tokenize(
     model: ModelName,
     text: Annotated[

@@ -26,10 +26,11 @@ from mlxd_controller.cli.chat.answering import Answerer, answer_once
 from mlxd_controller.cli.chat.editor import Editor, Interrupted, open_lines
 from mlxd_controller.cli.chat.talk import Talk, read_variable
 from mlxd_controller.cli.chat.tools import Tool, ToolsNotUsable, read_tools
+from mlxd_controller.cli.commands.models.pull import offer_pull
 from mlxd_controller.cli.commands.prompts.generate import MaxTokens, Stats
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.configuration.values import LEFT_OUT
-from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.grouping import ask_or_start_server
 from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
@@ -43,7 +44,7 @@ from mlxd_controller.cli.outcome import (
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.state import state_folder
 from mlxd_controller.cli.terminal.progress import ByteBar
-from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 
 ModelOrPath = Annotated[
     str, named_model("A name, alias or digest, or a folder (./NAME).", metavar="MODEL")
@@ -114,7 +115,7 @@ class Chatting:
             usage_error(f"--tools: {error}")
 
 
-@ask_server
+@ask_or_start_server
 def run(
     model: ModelOrPath,
     prompt: Message = None,
@@ -156,7 +157,12 @@ def _one_message(argument: str | None) -> str | None:
 
 async def _answer_once(where: Server, talk: Talk, text: str) -> ExitCode:
     async with where.client() as client:
-        await _load(client, talk)
+        try:
+            await _load(client, talk)
+        except ModelNotFound as error:
+            if not offer_pull(error, where):
+                raise
+            await _load(client, talk)
         return await answer_once(client, talk, text)
 
 
@@ -172,7 +178,8 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
         raise typer.Exit(report(error, where.address, where.flags)) from error
     with asyncio.Runner() as runner:
         try:
-            runner.run(_begin(client, talk))
+            runner.run(client.__aenter__())
+            _load_or_pull(runner, client, talk, where)
             editor = Editor(open_lines(runner.run, history))
             answerer = Answerer(runner.run, client, talk, editor)
             converse(
@@ -191,9 +198,13 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
     raise typer.Exit(code)
 
 
-async def _begin(client: Client, talk: Talk) -> None:
-    await client.__aenter__()
-    await _load(client, talk)
+def _load_or_pull(runner: asyncio.Runner, client: Client, talk: Talk, where: Server) -> None:
+    try:
+        runner.run(_load(client, talk))
+    except ModelNotFound as error:
+        if not offer_pull(error, where):
+            raise
+        runner.run(_load(client, talk))
     say(f"{talk.model} is ready. /? shows help.")
 
 
