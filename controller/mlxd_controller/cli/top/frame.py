@@ -15,7 +15,7 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from mlxd.messages import DeviceStatus, ModelState
-from mlxd_controller.cli.terminal.tables import GAP, lay_out
+from mlxd_controller.cli.terminal.tables import GAP, lay_out, shorten
 from mlxd_controller.cli.top.choices import Choices, chosen_name, order
 from mlxd_controller.cli.top.figures import ModelLine, View
 from mlxd_shared.domain.units import format_bytes, format_duration
@@ -25,7 +25,6 @@ SIZE_MIN = (40, 8)
 """Columns and lines below which there is no room for figures."""
 BAR_CELLS_MIN, BAR_CELLS_MAX = 8, 30
 NAME_CELLS_MIN = 12
-_ELLIPSIS = "…"
 _MARK, _NO_MARK = "> ", "  "
 _COLUMNS = ("model", "state", "tok/s", "run", "wait", "first", "memory", "device")
 _RIGHT = ("tok/s", "run", "wait", "first", "memory")
@@ -77,19 +76,6 @@ def draw(view: View, choices: Choices, place: Place) -> list[Text]:
     body = [_head(view, place), *bars, *table, *accounts][: height - 2]
     filling = [Text("")] * (height - 2 - len(body))
     return [*body, *filling, _message(choices, one, place), _keys(choices, models, chosen, width)]
-
-
-def shorten(text: str, cells: int) -> str:
-    """Return a text in at most so many cells; what is left out of its middle is an ellipsis."""
-    if cell_len(text) <= cells:
-        return text
-    begin, end = text[: len(text) // 2], text[len(text) // 2 :]
-    while (begin or end) and cell_len(begin) + 1 + cell_len(end) > cells:
-        if len(end) > len(begin):
-            end = end[1:]
-        else:
-            begin = begin[:-1]
-    return f"{begin}{_ELLIPSIS}{end}" if cells > 1 else _ELLIPSIS[:cells]
 
 
 def bar(parts: Sequence[float], cells: int, blocks: Blocks) -> str:

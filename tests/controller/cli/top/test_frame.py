@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from mlxd.messages import Model, ModelState, Status
 from mlxd_controller.cli.top.choices import Choices
 from mlxd_controller.cli.top.figures import ModelLine, View, view_of
-from mlxd_controller.cli.top.frame import ASCII, SIZE_MIN, Blocks, Place, bar, draw, shorten
+from mlxd_controller.cli.top.frame import ASCII, SIZE_MIN, Blocks, Place, bar, draw
 from mlxd_shared.domain.figures import MemoryAccount
 from mlxd_shared.wire.records import read
 from tests.fakes import replies
@@ -134,10 +134,3 @@ def test_a_bar_is_as_full_as_what_it_shows(parts: tuple[float, ...], drawn: str)
     """What is there is seen, however little; what is beyond the whole ends at it."""
     assert bar(parts, 8, ASCII) == drawn
     assert bar(parts, 0, Blocks()) == ""
-
-
-def test_a_name_is_shortened_in_its_middle() -> None:
-    """Both ends tell one from another."""
-    assert shorten("organisation/model-7b", 11) == "organ…el-7b"
-    assert shorten("short", 5) == "short"
-    assert [cell_len(shorten("二三四五六", cells)) <= cells for cells in range(11)] == [True] * 11
