@@ -164,17 +164,17 @@ def _number(name: str, text: str) -> float:
 
 
 def _show(talk: Talk, _rest: str, _folder: Path) -> Done:
-    given = {
+    options = {
         name: value
         for name in sorted(OPTIONS - _FLAGS.keys() - {"max_tokens"})
         if (value := getattr(talk.sampling, name)) is not None
     }
     if talk.max_tokens is not None:
-        given["max_tokens"] = talk.max_tokens
+        options["max_tokens"] = talk.max_tokens
     pairs = [
         ("model", talk.model),
         ("system", talk.system or "-"),
-        ("options", _pairs(given)),
+        ("options", _pairs(options)),
         ("variables", _pairs(talk.variables)),
         ("tools", ", ".join(tool.name for tool in talk.tools) or "-"),
         *((name, str(getattr(talk, name)).lower()) for name in _FLAGS),

@@ -128,7 +128,7 @@ def _line(model: Model, worker: WorkerStatus | None, looks: Sequence[Look]) -> M
         name=model.name,
         state=model.state,
         loaded_fraction=progress.bytes_read / progress.bytes_total if is_loading else None,
-        tokens_per_s=speed(model.name, looks),
+        tokens_per_s=speed_of(model.name, looks),
         running=running,
         # Streams that wait for their model to be loaded are in no worker yet.
         waiting=max(in_worker, model.streams_active - running),
@@ -140,7 +140,7 @@ def _line(model: Model, worker: WorkerStatus | None, looks: Sequence[Look]) -> M
     )
 
 
-def speed(model: str, looks: Sequence[Look]) -> float | None:
+def speed_of(model: str, looks: Sequence[Look]) -> float | None:
     """Return the tokens a second of the last SPEED_SPAN_S; None before there are two looks."""
     pair = _ends(looks, SPEED_SPAN_S)
     if pair is None:

@@ -27,8 +27,9 @@ LINES = (
 )
 
 
-def press_all(keys: str, choices: Choices = Choices()) -> tuple[Choices, Action | None]:  # noqa: B008
+def press_all(keys: str) -> tuple[Choices, Action | None]:
     """The choices after these keys, and what the last of them asks for."""
+    choices = Choices()
     action: Action | None = None
     for key in split_keys(keys):
         choices, action = press(choices, key, NAMES)

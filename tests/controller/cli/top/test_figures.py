@@ -15,7 +15,7 @@ from mlxd_controller.cli.top.figures import (
     first_token,
     look_at,
     median,
-    speed,
+    speed_of,
     view_of,
 )
 from mlxd_shared.wire.records import read, timestamp_to_pb
@@ -50,11 +50,11 @@ def status_at(at_s: float, tokens: float, *, start_s: float = replies.NOON) -> S
 
 def test_a_speed_is_that_of_the_last_seconds() -> None:
     """Not of the time before: a stream that has ended is no speed."""
-    assert speed("m", [look(0, 0)]) is None
-    assert speed("m", [look(0, 0), look(1, 50)]) == 50
-    assert speed("m", [look(0, 0), look(5, 500), look(8, 500)]) == 0
-    assert speed("other", [look(0, 0), look(1, 50)]) == 0
-    assert speed("m", [look(1, 0), look(1, 50)]) is None
+    assert speed_of("m", [look(0, 0)]) is None
+    assert speed_of("m", [look(0, 0), look(1, 50)]) == 50
+    assert speed_of("m", [look(0, 0), look(5, 500), look(8, 500)]) == 0
+    assert speed_of("other", [look(0, 0), look(1, 50)]) == 0
+    assert speed_of("m", [look(1, 0), look(1, 50)]) is None
 
 
 def test_first_tokens_are_those_of_the_last_minute() -> None:
@@ -78,9 +78,9 @@ def test_a_server_that_starts_anew_begins_anew() -> None:
     looks = Looks()
     looks.add(status_at(replies.NOON + 1, 1000))
     looks.add(status_at(replies.NOON + 2, 1010))
-    assert speed("demo", looks.kept) == 10
+    assert speed_of("demo", looks.kept) == 10
     looks.add(status_at(replies.NOON + 3, 2, start_s=replies.NOON + 2.5))
-    assert speed("demo", looks.kept) is None
+    assert speed_of("demo", looks.kept) is None
 
 
 def test_what_is_old_is_dropped_but_for_one_look() -> None:

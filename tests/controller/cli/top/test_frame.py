@@ -22,6 +22,8 @@ ACCOUNTS = tuple(
 )
 NAMES = ("demo", "org/" + "x" * 50, "二" * 30, "bad\x1b[2J")
 
+UNTOUCHED = Choices()
+
 
 def lines(count: int = 4) -> tuple[ModelLine, ...]:
     """So many models in memory."""
@@ -49,7 +51,7 @@ def view(count: int = 4) -> View:
     return View(made.version, 90.0, made.devices, lines(count), 8 << 30, 3 << 30)
 
 
-def frame(columns: int, height: int, *, models: int = 4, choices: Choices = Choices()) -> list[str]:  # noqa: B008
+def frame(columns: int, height: int, *, models: int = 4, choices: Choices = UNTOUCHED) -> list[str]:
     """The texts of a frame's lines."""
     place = Place(columns, height, "127.0.0.1:8555")
     return [line.plain for line in draw(view(models), choices, place)]

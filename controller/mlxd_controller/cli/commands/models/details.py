@@ -146,8 +146,8 @@ def _context(model: Model) -> str:
 
 
 def _defaults(model: Model) -> str:
-    given = asdict(model.effective_sampling)
-    return ", ".join(f"{name} {value:g}" for name, value in given.items() if _is_number(value))
+    values = asdict(model.effective_sampling)
+    return ", ".join(f"{name} {value:g}" for name, value in values.items() if _is_number(value))
 
 
 def _is_number(value: object) -> bool:
