@@ -105,6 +105,15 @@ METRICS_TIMEOUT_S = 10.0
 # --- the client -------------------------------------------------------------------------------
 CLIENT_TIMEOUT_S = 30.0
 HEALTH_TIMEOUT_S = 5.0
+HISTORY_ENTRIES_MAX = 1000  # of what was typed in chats; the oldest go first
+HISTORY_BYTES_MAX = MIB
+HISTORY_ENTRY_CHARS_MAX = 32 * KIB  # a longer message is not in the history
+SAVED_CHAT_BYTES_MAX = 16 * MIB
+TOOLS_FILE_BYTES_MAX = MIB
+TOOL_COMMAND_S = 60.0  # for a tool's command that the user has allowed
+TOOL_RESULT_BYTES_MAX = 256 * KIB  # of its output
+TOOL_ROUNDS_MAX = 16  # of calls and results for one message
+MODEL_CARD_BYTES_READ = 16 * KIB  # of a model's README or licence, by `mlxd show`
 COMPLETION_S = 0.5  # for a server to name its models, while a shell waits
 DETACHED_START_S = 120.0  # for a server in the background to serve, its preparations included
 SERVICE_COMMAND_S = 60.0  # for systemctl and launchctl; a server that stops is waited for

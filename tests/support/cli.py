@@ -19,9 +19,9 @@ COMMAND = (sys.executable, "-m", "mlxd_controller.cli")
 
 NOBODYS_OWN = {
     "MLXD_CONFIG": "none", "MLXD_MODELS_DIR": "none", "MLXD_HUB_CACHE": "none",
-    "MLXD_OLLAMA_MODELS": "none",
+    "MLXD_OLLAMA_MODELS": "none", "MLXD_HISTORY": "none", "MLXD_START": "false",
 }  # fmt: skip
-"""So that nothing is configured, and no model listed, of whoever runs the tests."""
+"""So that nothing is configured, listed or kept of whoever runs the tests, and nothing started."""
 
 
 def clean_environment() -> dict[str, str]:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import os
 import pty
 import signal
+import struct
 import sys
-from collections.abc import AsyncIterator
+import termios
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
+from types import MappingProxyType
+from typing import Any
+
+import pyte
 
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment
 
@@ -24,12 +31,21 @@ _LEAD = (
 )
 
 
-class Terminal:
-    """A running command and its screen."""
+XTERM = "xterm-256color"
+SMALL, USUAL = (60, 15), (80, 24)
+"""Columns and lines."""
 
-    def __init__(self, process: asyncio.subprocess.Process, fd: int) -> None:
+
+class Terminal:
+    """A running command and its screen: what was written, and what is to be seen of it."""
+
+    def __init__(
+        self, process: asyncio.subprocess.Process, fd: int, size: tuple[int, int] = USUAL
+    ) -> None:
         self.process = process
         self.screen = ""
+        self._glass = pyte.Screen(*size)
+        self._stream = pyte.ByteStream(self._glass)
         self._fd = fd
         self._shown = asyncio.Event()
         self._seen = 0
@@ -48,6 +64,38 @@ class Terminal:
         passage = self.screen[self._seen : place]
         self._seen = place + len(text)
         return passage
+
+    @property
+    def display(self) -> list[str]:
+        """The lines that are to be seen, without trailing blanks."""
+        return [line.rstrip() for line in self._glass.display]
+
+    @property
+    def shown(self) -> str:
+        """What is to be seen, as one text."""
+        return "\n".join(self.display)
+
+    @property
+    def modes(self) -> list[Any]:
+        """How the terminal treats what is typed."""
+        return termios.tcgetattr(self._fd)[:6]
+
+    async def until_shown(self, text: str | Callable[[str], bool]) -> str:
+        """Wait until `text` is to be seen, or what is seen is right; return what is seen."""
+        is_right = text if callable(text) else lambda shown: text in shown
+        try:
+            async with asyncio.timeout(LIMIT_S):
+                while not is_right(self.shown):
+                    self._shown.clear()
+                    await self._shown.wait()
+        except TimeoutError:
+            raise AssertionError(f"never shown: {text!r}; at last:\n{self.shown}") from None
+        return self.shown
+
+    def resize(self, columns: int, lines: int) -> None:
+        """Give the terminal another size, of which the command hears as from a window."""
+        self._glass.resize(lines, columns)
+        set_size(self._fd, (columns, lines))
 
     async def wait_ended(self) -> int:
         """Wait for the command to end; return its exit code."""
@@ -78,24 +126,42 @@ class Terminal:
             data = b""
         if not data:
             asyncio.get_running_loop().remove_reader(self._fd)
+        self._stream.feed(data)
         self.screen += data.decode(errors="replace").replace("\r\n", "\n")
         self._shown.set()
 
 
+def set_size(fd: int, size: tuple[int, int]) -> None:
+    """Give a terminal a size, in columns and lines."""
+    columns, lines = size
+    fcntl.ioctl(fd, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
+
+
 @asynccontextmanager
-async def on_terminal(*arguments: str) -> AsyncIterator[Terminal]:
-    """Run `mlxd` with `arguments` around the body; it is ended if the body leaves it running."""
+async def on_terminal(
+    *arguments: str,
+    term: str = "dumb",
+    size: tuple[int, int] = USUAL,
+    environment: Mapping[str, str] = MappingProxyType({}),
+    stdout: int | None = None,
+    stderr: int | None = None,
+) -> AsyncIterator[Terminal]:
+    """Run `mlxd` with `arguments` around the body; it is ended if the body leaves it running.
+
+    term: what the terminal is said to be. stdout, stderr: where these go instead.
+    """
     mine, its = pty.openpty()
+    set_size(its, size)
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-c", _LEAD, *COMMAND, *arguments),
         stdin=its,
-        stdout=its,
-        stderr=its,
+        stdout=its if stdout is None else stdout,
+        stderr=its if stderr is None else stderr,
         start_new_session=True,
-        env={**clean_environment(), "TERM": "dumb"},
+        env={**clean_environment(), "TERM": term, **environment},
     )
     os.close(its)
-    terminal = Terminal(process, mine)
+    terminal = Terminal(process, mine, size)
     try:
         yield terminal
     finally:

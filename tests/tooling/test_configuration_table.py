@@ -44,7 +44,7 @@ def test_every_key_stands_for_options_that_exist() -> None:
     assert parameters(group, "serve") - own <= UNCONFIGURED
     load = {opt for parameter in group.commands["load"].params for opt in parameter.opts}
     flags = {f"--{name.replace('_', '-')}" for name in MODEL_KEYS}
-    others = {"--name", "--json", "--address", "--tls-ca", "--tls-cert", "--tls-key"}
+    others = {"--name", "--json", "--start", "--address", "--tls-ca", "--tls-cert", "--tls-key"}
     assert flags - load == {"--path"}
     assert {opt for opt in load if opt.startswith("--")} - flags == others | {"--token-file"}
 

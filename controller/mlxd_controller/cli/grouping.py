@@ -3,7 +3,8 @@
 Invariants:
 - typer is shown a plain function: each field of a group is a parameter, under the field's name, and
   `Server` is the fields of `Reach`, last. The command itself gets one value a group.
-- Every command that asks a server begins and ends in the same way (`outcome.run`).
+- Every command that asks a server begins and ends in the same way (`outcome.run`). Those that need
+  one to do their work take `--start` too, and have one started where none answers.
 """
 
 from __future__ import annotations
@@ -12,14 +13,22 @@ import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_type_hints
 
 import typer
 
-from mlxd_controller.cli.outcome import ExitCode, run
+from mlxd_controller.cli.outcome import ExitCode, report, run
 from mlxd_controller.cli.security import Reach, Server, server
+from mlxd_shared.domain.errors import MlxdError
 
 _CONTEXT = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+_START_OPTION = typer.Option(
+    "--start/--no-start",
+    help="Start a server in the background if none answers on this machine.",
+)
+_START = Parameter(
+    "start", Parameter.KEYWORD_ONLY, default=True, annotation=Annotated[bool, _START_OPTION]
+)
 
 
 def spread_groups(command: Callable[..., None]) -> Callable[..., None]:
@@ -37,15 +46,42 @@ def ask_server(command: Callable[..., Coroutine[Any, Any, ExitCode]]) -> Callabl
 
     Its other parameters may be groups too.
     """
+    return _ask(command, starts=False)
+
+
+def ask_or_start_server(
+    command: Callable[..., Coroutine[Any, Any, ExitCode]],
+) -> Callable[..., None]:
+    """Return the same of a command that needs a server: one is started where none answers."""
+    return _ask(command, starts=True)
+
+
+def _ask(
+    command: Callable[..., Coroutine[Any, Any, ExitCode]], *, starts: bool
+) -> Callable[..., None]:
     groups = {name: kind for name, kind in _groups(command).items() if kind is not Server}
 
     def ask(context: typer.Context, **values: Any) -> None:  # noqa: ANN401 - what typer has read
+        start = values.pop("start", False)
         gathered = _gather(values, groups | {"where": Reach})
         where = server(context, gathered.pop("where"))
+        if start:
+            _start_server(where)
         run(command(where=where, **gathered), address=where.address, flags=where.flags)
 
     own = [parameter for parameter in _spread(command, groups) if parameter.name != "where"]
-    return _show(ask, command, [_CONTEXT, *own, *_parameters_of(Reach)])
+    more = [_START] if starts else []
+    return _show(ask, command, [_CONTEXT, *own, *more, *_parameters_of(Reach)])
+
+
+def _start_server(where: Server) -> None:
+    # Imported here: most commands start nothing.
+    from mlxd_controller.cli.background.starting import ensure_server  # noqa: PLC0415
+
+    try:
+        ensure_server(where)
+    except MlxdError as error:
+        raise typer.Exit(report(error, where.address, where.flags)) from error
 
 
 def _groups(command: Callable[..., object]) -> Mapping[str, type]:

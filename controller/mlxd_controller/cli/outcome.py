@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import enum
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import suppress
@@ -122,9 +123,23 @@ def _name_flag(field: str, flags: Mapping[str, str]) -> str:
 
 def complain(problem: str) -> None:
     """Write one line to stderr; if that fails, only the exit code tells."""
-    line = " ".join(problem.split())
+    say(f"mlxd: {' '.join(problem.split())}")
+
+
+def say(text: str) -> None:
+    """Write lines to stderr, on a terminal broken between words, as `complain` does."""
+    text = escape(text)
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        from textwrap import wrap  # noqa: PLC0415 - for people alone
+
+        width = max(os.get_terminal_size(sys.stderr.fileno()).columns, 1)
+        lines = (
+            wrap(line, width, break_long_words=False, break_on_hyphens=False) or [""]
+            for line in text.splitlines()
+        )
+        text = "\n".join(line for each in lines for line in each)
     with suppress(OSError):
-        typer.echo(f"mlxd: {escape(line)}", err=True)
+        typer.echo(text, err=True)
 
 
 def leave(problem: str, code: ExitCode) -> NoReturn:

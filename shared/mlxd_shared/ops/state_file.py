@@ -31,7 +31,16 @@ def writing_alone(folder: Path, lock_file: str) -> Iterator[None]:
 
 
 def replace_json(path: Path, content: Mapping[str, object], *, mode: int = EVERYBODYS) -> None:
-    """Have a file say `content`: it says that or what it said before, whatever happens meanwhile.
+    """Have a file say `content` as JSON, see `replace_text`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_text(path, json.dumps(content, indent=2) + "\n", mode=mode)
+
+
+def replace_text(path: Path, text: str, *, mode: int) -> None:
+    """Have a file say `text`: it says that or what it said before, whatever happens meanwhile.
 
     Raises:
         OSError: it cannot be written.
@@ -40,7 +49,7 @@ def replace_json(path: Path, content: Mapping[str, object], *, mode: int = EVERY
     beside = Path(name)
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(json.dumps(content, indent=2) + "\n")
+            stream.write(text)
             stream.flush()
             os.fsync(stream.fileno())
         beside.chmod(mode)

@@ -20,6 +20,7 @@ from typing import NoReturn
 import typer
 
 from mlxd_controller.cli.outcome import ExitCode, complain, leave, run, usage_error
+from mlxd_controller.cli.state import state_folder
 from mlxd_controller.cli.terminal.show import log_line
 from mlxd_controller.launcher.run_dir import name_of
 from mlxd_shared.config import DETACHED_START_S, MIB
@@ -39,9 +40,7 @@ _LOOPBACK = {"0.0.0.0": "127.0.0.1", "::": "::1"}  # noqa: S104 - where others l
 
 def default_log(address: str, environment: Mapping[str, str]) -> Path:
     """Return the log of a server at an address: in the folder for state (XDG), by its name."""
-    base = environment.get("XDG_STATE_HOME", "")
-    folder = Path(base if base.startswith("/") else "~/.local/state").expanduser()
-    return folder / "mlxd" / f"{name_of(address) or 'mlxd'}.log"
+    return state_folder(environment) / f"{name_of(address) or 'mlxd'}.log"
 
 
 def detach(address: str, *, log: Path | None, announced: Sequence[str]) -> NoReturn:

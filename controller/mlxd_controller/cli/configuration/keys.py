@@ -81,6 +81,7 @@ def _client(name: str, kind: Kind, default: str = "") -> Key:
 
 _CACHE_COMMANDS = ("serve", "cache.list", "cache.size", "cache.drop", "cache.verify")
 _KEYS_COMMANDS = ("serve", "doctor", "keys.add", "keys.list", "keys.remove")
+_STARTING_COMMANDS = ("run", "load", "generate", "embed", "score", "tokenize")
 KEYS: Final[tuple[Key, ...]] = (
     _client("address", Kind.ADDRESS, config.DEFAULT_ADDRESS),
     _client("token_file", Kind.SECRET),
@@ -90,6 +91,14 @@ KEYS: Final[tuple[Key, ...]] = (
     Key(
         "client.http_url", "MLXD_HTTP_URL", Kind.TEXT, ("launch.url",),
         default=f"http://{config.DEFAULT_HTTP_ADDRESS}",
+    ),
+    Key(
+        "client.start", "MLXD_START", Kind.FLAG,
+        tuple(f"{command}.start" for command in _STARTING_COMMANDS), default="true",
+    ),
+    Key(
+        "client.history", "MLXD_HISTORY", Kind.STORE, ("run.history",),
+        default="~/.local/state/mlxd/chat_history",
     ),
     _serve("server.tls_cert", Kind.FILE, variable="MLXD_SERVER_TLS_CERT"),
     _serve("server.tls_key", Kind.FILE, variable="MLXD_SERVER_TLS_KEY"),

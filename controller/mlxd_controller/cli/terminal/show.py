@@ -50,7 +50,7 @@ def table(
     """
     cells = ([escape(cell) for cell in row] for row in rows)
     width = None if wide else _width()
-    headings, *lines = lay_out(columns, cells, width=width, right=right, spare=spare)
+    headings, *lines = lay_out(columns, cells, width=width, right=right, spare=spare, shortens=True)
     if os.environ.get("TERM") != "dumb":
         headings = typer.style(headings, bold=True)  # which is gone where nobody sees it
     typer.echo("\n".join([headings, *lines]))

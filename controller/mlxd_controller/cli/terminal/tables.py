@@ -12,6 +12,7 @@ from itertools import zip_longest
 from rich.cells import cell_len
 
 GAP = "  "
+_ELLIPSIS = "…"
 WRAPPED_CELLS_MIN = 16
 """A column is made no narrower than this; rather its lines are longer than the terminal's."""
 
@@ -23,12 +24,14 @@ def lay_out(
     width: int | None,
     right: Sequence[str] = (),
     spare: Sequence[str] = (),
+    shortens: bool = False,
 ) -> list[str]:
     """Return the lines of a table, the one of its headings first, without trailing blanks.
 
     width: of the terminal; None has room for everything. right: columns that are aligned to the
     right. spare: columns that may be left out, the first one first. Where the rest has no room
-    either, the widest column is wrapped between words.
+    either, the widest column is wrapped between words. shortens: whether a word with too little
+    room there loses its middle; else it stays whole, and its line is too long.
     """
     grid = [tuple(column.upper() for column in columns), *map(tuple, rows)]
     widths = {
@@ -46,7 +49,7 @@ def lay_out(
     lines = []
     for row in grid:
         cells = dict(zip(columns, row, strict=True))
-        parts = [_wrap(cells[column], widths[column]) for column in widths]
+        parts = [_wrap(cells[column], widths[column], shortens=shortens) for column in widths]
         for line in zip_longest(*parts, fillvalue=""):
             padded = (
                 _pad(text, widths[column], right=column in right)
@@ -64,14 +67,28 @@ def _cells(text: str) -> int:
     return max(map(cell_len, text.splitlines()), default=0)
 
 
-def _wrap(text: str, width: int) -> list[str]:
-    """Return the lines of a cell; a word that is wider than `width` stays whole."""
+def shorten(text: str, cells: int) -> str:
+    """Return a text in at most so many cells; what is left out of its middle is an ellipsis."""
+    if cell_len(text) <= cells:
+        return text
+    begin, end = text[: len(text) // 2], text[len(text) // 2 :]
+    while (begin or end) and cell_len(begin) + 1 + cell_len(end) > cells:
+        if len(end) > len(begin):
+            end = end[1:]
+        else:
+            begin = begin[:-1]
+    return f"{begin}{_ELLIPSIS}{end}" if cells > 1 else _ELLIPSIS[:cells]
+
+
+def _wrap(text: str, width: int, *, shortens: bool) -> list[str]:
+    """Return the lines of a cell; a word that is wider than `width` is shortened, or whole."""
     lines: list[str] = []
     for line in text.splitlines():
         if cell_len(line) <= width:
             lines.append(line)
-        else:
-            lines += textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+            continue
+        wrapped = textwrap.wrap(line, width, break_long_words=False, break_on_hyphens=False)
+        lines += [shorten(part, width) for part in wrapped] if shortens else wrapped
     return lines
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from mlxd_controller.cli.terminal.tables import lay_out
+from rich.cells import cell_len
+
+from mlxd_controller.cli.terminal.tables import lay_out, shorten
 
 COLUMNS = ("name", "size", "path")
 ROWS = [("demo, tiny", "12 MiB", "/models/demo"), ("日本", "3 MiB", "/x")]
@@ -34,3 +36,20 @@ def test_the_widest_column_is_wrapped_between_words() -> None:
     lines = lay_out(("a", "b"), [("x", "one two three four five"), ("y", "z" * 24)], width=20)
 
     assert lines == ["A  B", "x  one two three", "   four five", f"y  {'z' * 24}"]
+
+
+def test_a_name_is_shortened_in_its_middle() -> None:
+    """Both ends tell one from another."""
+    assert shorten("organisation/model-7b", 11) == "organ…el-7b"
+    assert shorten("short", 5) == "short"
+    assert [cell_len(shorten("二三四五六", cells)) <= cells for cells in range(11)] == [True] * 11
+
+
+def test_a_word_without_room_loses_its_middle_where_that_may_be() -> None:
+    """Then no line is wider than the terminal; else the word is whole, to be copied."""
+    rows = [("organisation/a-name-of-some-length", "loading 50%")]
+    short = lay_out(("name", "state"), rows, width=40, shortens=True)
+    whole = lay_out(("name", "state"), rows, width=40)
+    assert max(map(cell_len, short)) <= 40
+    assert short[1].endswith("loading 50%")
+    assert rows[0][0] in whole[1]

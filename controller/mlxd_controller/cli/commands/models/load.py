@@ -11,7 +11,7 @@ import typer
 from mlxd.messages import Absence, FitReport, Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
-from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.grouping import ask_or_start_server, ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
@@ -84,7 +84,7 @@ class Form:
         )
 
 
-@ask_server
+@ask_or_start_server
 async def load(
     model: ModelOrPath,
     *,

@@ -15,8 +15,8 @@ from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.prompts import formats as f
 from mlxd_controller.cli.commands.prompts.printing import ChoicePrinter
 from mlxd_controller.cli.completion import named_model
-from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, usage_error
+from mlxd_controller.cli.grouping import ask_or_start_server
+from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, say, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import CHOICES_MAX
@@ -110,7 +110,7 @@ class Ask:
     ] = False
 
 
-@ask_server
+@ask_or_start_server
 def generate(
     model: ModelName,
     prompt: Prompt = None,
@@ -200,7 +200,7 @@ def _conclude_all(ends: Sequence[Finished], *, stats: bool) -> ExitCode:
 def conclude(finished: Finished, what: str, *, stats: bool) -> ExitCode:
     """Tell on stderr how a completion ended, with `stats` what it took; return the exit code."""
     if stats:
-        typer.echo(summary(finished), err=True)
+        say(summary(finished))
     if finished.reason is FinishReason.CANCELLED:
         complain(f"the server's operator ended the {what} before it was complete")
         return ExitCode.ERROR
@@ -238,7 +238,7 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-@ask_server
+@ask_or_start_server
 def tokenize(
     model: ModelName,
     text: Annotated[

@@ -1,28 +1,36 @@
 """`mlxd run`: load a model if necessary, and chat with it.
 
 Without a prompt, on a terminal, it is a chat: each message is answered with all before it in mind.
-Ctrl-C stops the current answer and the chat continues; at the prompt it ends the chat. A model
-without a chat template continues each text instead, and a note says so; what only a template reads
-is refused then.
+Ctrl-C stops the current answer and the chat continues; at the prompt it clears what is typed, and
+with nothing typed it ends the chat. A model without a chat template continues each text instead,
+and a note says so; what only a template reads is refused then.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
+import os
 import sys
 from collections.abc import Callable, Coroutine, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
 
 from mlxd import Client
-from mlxd.answers import Delta, Finished
 from mlxd_controller.cli import options as o
-from mlxd_controller.cli.commands.prompts.generate import MaxTokens, Stats, conclude
+from mlxd_controller.cli.chat import slash
+from mlxd_controller.cli.chat.answering import Answerer, answer_once
+from mlxd_controller.cli.chat.editor import Editor, Interrupted, open_lines
+from mlxd_controller.cli.chat.talk import Talk, read_variable
+from mlxd_controller.cli.chat.tools import Tool, ToolsNotUsable, read_tools
+from mlxd_controller.cli.commands.models.pull import offer_pull
+from mlxd_controller.cli.commands.prompts.generate import MaxTokens, Stats
 from mlxd_controller.cli.completion import named_model
-from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.configuration.values import LEFT_OUT
+from mlxd_controller.cli.grouping import ask_or_start_server
 from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
@@ -30,19 +38,13 @@ from mlxd_controller.cli.outcome import (
     model_argument,
     read_piped,
     report,
+    say,
     usage_error,
 )
 from mlxd_controller.cli.security import Server
-from mlxd_controller.cli.terminal.line_editor import AnswerWriter, Interrupted, LineEditor
+from mlxd_controller.cli.state import state_folder
 from mlxd_controller.cli.terminal.progress import ByteBar
-from mlxd_shared.domain.chats import AnswerPart, Chat, ChatMessage, answer_of, json_object
-from mlxd_shared.domain.errors import MlxdError, NoChatTemplate
-from mlxd_shared.domain.requests import SamplingOptions
-
-HELP = (
-    '/clear forgets the conversation, /bye or Ctrl-D ends it. """ begins and ends a message of'
-    " several lines; a final \\ continues a line. Ctrl-C stops an answer."
-)
+from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 
 ModelOrPath = Annotated[
     str, named_model("A name, alias or digest, or a folder (./NAME).", metavar="MODEL")
@@ -54,50 +56,72 @@ Message = Annotated[
         help="A message to answer once; standard input that is not a terminal is appended.",
     ),
 ]
-System = Annotated[
-    str, typer.Option(help="The system prompt of the conversation.", show_default=False)
-]
-Variable = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--set", metavar="NAME=VALUE",
-        help="A variable of the chat template, such as enable_thinking=false; repeatable.",
-    ),
-]  # fmt: skip
 
 
-@dataclass(slots=True)
-class Talk:
-    """A conversation so far, and the options of its answers."""
+@dataclass(frozen=True, slots=True)
+class Chatting:
+    """What belongs to the conversation as a whole."""
 
-    model: str
-    sampling: SamplingOptions
-    max_tokens: int | None
-    keep_alive_s: float | None
-    variables_json: str
-    stats: bool
-    system: str = ""
-    messages: list[ChatMessage] = field(default_factory=list)
-    chats: bool = True
-    """Whether the model has a template for chats; found out by the first message."""
+    system: Annotated[
+        str, typer.Option(help="The system prompt of the conversation.", show_default=False)
+    ] = ""
+    variable: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE",
+            help="A variable of the chat template, such as enable_thinking=false; repeatable.",
+        ),
+    ] = None  # fmt: skip
+    tools: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Tools that the model may call, as JSON. You type the results, or allow the"
+            " command that the file names.",
+        ),
+    ] = None
+    history: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE|none",
+            help="Where what you type is kept.  [default: chat_history in ~/.local/state/mlxd]",
+            show_default=False,
+        ),
+    ] = None
 
-    def prompt(self, text: str) -> Chat | str:
-        """Return the prompt for a message."""
-        if not self.chats:
-            return text
-        first = [ChatMessage("system", self.system)] if self.system else []
-        messages = (*first, *self.messages, ChatMessage("user", text))
-        return Chat(messages, variables_json=self.variables_json)
+    def history_file(self) -> Path | None:
+        """Return where to keep what is typed; None: nowhere."""
+        if self.history == LEFT_OUT:
+            return None
+        if self.history:
+            return Path(self.history).expanduser().absolute()
+        return state_folder(os.environ) / "chat_history"
+
+    def variables(self) -> dict[str, object]:
+        """Return the variables of --set; a value that cannot be sent as JSON is a text."""
+        variables: dict[str, object] = {}
+        for item in self.variable or []:
+            name, equals, value = item.partition("=")
+            if not equals or not name:
+                usage_error(f"--set: {item!r} is not NAME=VALUE, for example enable_thinking=false")
+            variables[name] = read_variable(name, value)
+        return variables
+
+    def read_tools(self) -> tuple[Tool, ...]:
+        """Return the tools of --tools."""
+        try:
+            return () if self.tools is None else read_tools(self.tools)
+        except ToolsNotUsable as error:
+            usage_error(f"--tools: {error}")
 
 
-@ask_server
+@ask_or_start_server
 def run(
     model: ModelOrPath,
     prompt: Message = None,
     *,
-    system: System = "",
+    chatting: Chatting,
     max_tokens: MaxTokens = None,
-    variable: Variable = None,
     sampling: o.Sampling,
     keep_alive: o.KeepAlive = None,
     stats: Stats = False,
@@ -109,13 +133,14 @@ def run(
         sampling=sampling.values(),
         max_tokens=max_tokens,
         keep_alive_s=keep_alive,
-        variables_json=_variables(variable or []),
         stats=stats,
-        system=system,
+        system=chatting.system,
+        variables=chatting.variables(),
+        tools=chatting.read_tools(),
     )
     text = _one_message(prompt)
     if text is None:
-        _chat(where, talk)
+        _chat(where, talk, chatting.history_file())
     return _answer_once(where, talk, text)
 
 
@@ -130,31 +155,19 @@ def _one_message(argument: str | None) -> str | None:
     return text
 
 
-def _variables(items: list[str]) -> str:
-    """Return the template's variables as JSON; a value that cannot be sent as such is a text."""
-    variables: dict[str, object] = {}
-    for item in items:
-        name, equals, value = item.partition("=")
-        if not equals or not name:
-            usage_error(f"--set: {item!r} is not NAME=VALUE, for example enable_thinking=false")
-        try:
-            variables[name] = json.loads(value)
-            json_object(json.dumps({name: variables[name]}))
-        except (ValueError, RecursionError):
-            variables[name] = value
-    return json.dumps(variables) if variables else ""
-
-
 async def _answer_once(where: Server, talk: Talk, text: str) -> ExitCode:
     async with where.client() as client:
-        await _load(client, talk)
-        return await _answer(client, talk, text)
+        try:
+            await _load(client, talk)
+        except ModelNotFound as error:
+            if not offer_pull(error, where):
+                raise
+            await _load(client, talk)
+        return await answer_once(client, talk, text)
 
 
-def _chat(where: Server, talk: Talk) -> NoReturn:
+def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
     """Answer message after message.
-
-    The event loop runs while something is answered only: at the prompt Ctrl-C is the terminal's.
 
     Raises:
         typer.Exit: always.
@@ -165,15 +178,18 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
         raise typer.Exit(report(error, where.address, where.flags)) from error
     with asyncio.Runner() as runner:
         try:
-            runner.run(_begin(client, talk))
+            runner.run(client.__aenter__())
+            _load_or_pull(runner, client, talk, where)
+            editor = Editor(open_lines(runner.run, history))
+            answerer = Answerer(runner.run, client, talk, editor)
             converse(
-                LineEditor(),
-                answer=lambda text: _answer_next(runner, client, talk, text, where.flags),
-                forget=talk.messages.clear,
+                editor,
+                answer=lambda text: _answer_next(partial(answerer.answer, text), where.flags),
+                again=lambda: _answer_next(answerer.answer_again, where.flags),
+                command=lambda text: _perform(text, talk),
             )
             code = ExitCode.OK
         except (Interrupted, KeyboardInterrupt):
-            typer.echo()
             code = ExitCode.INTERRUPTED
         except MlxdError as error:
             code = report(error, where.address, where.flags)
@@ -182,16 +198,26 @@ def _chat(where: Server, talk: Talk) -> NoReturn:
     raise typer.Exit(code)
 
 
-async def _begin(client: Client, talk: Talk) -> None:
-    await client.__aenter__()
-    await _load(client, talk)
-    typer.echo(f"{talk.model} is ready. /? shows help.", err=True)
+def _load_or_pull(runner: asyncio.Runner, client: Client, talk: Talk, where: Server) -> None:
+    try:
+        runner.run(_load(client, talk))
+    except ModelNotFound as error:
+        if not offer_pull(error, where):
+            raise
+        runner.run(_load(client, talk))
+    say(f"{talk.model} is ready. /? shows help.")
 
 
 def converse(
-    editor: LineEditor, *, answer: Callable[[str], None], forget: Callable[[], None]
+    editor: Editor,
+    *,
+    answer: Callable[[str], None],
+    again: Callable[[], None],
+    command: Callable[[str], slash.After],
 ) -> None:
     """Answer messages until the input ends or a command ends the chat.
+
+    again: answers the last message anew.
 
     Raises:
         Interrupted: Ctrl-C at the prompt.
@@ -199,37 +225,37 @@ def converse(
     goes_on = True
     while goes_on:
         try:
-            goes_on = _turn(editor, answer, forget)
+            text = editor.message()
+            if text is None:
+                return
+            if slash.is_command(text):
+                after = command(text)
+                goes_on = after is not slash.After.END
+                if after is slash.After.ANSWER:
+                    again()
+            elif text.strip():
+                answer(text)
         except KeyboardInterrupt:
             continue  # too late for an answer, too early for the prompt
 
 
-def _turn(editor: LineEditor, answer: Callable[[str], None], forget: Callable[[], None]) -> bool:
-    """Handle one message; return whether the chat continues."""
-    text = editor.message()
-    if text is None:
-        return False
-    match text.strip():
-        case "":
-            pass
-        case "/bye" | "/exit" | "/quit":
-            return False
-        case "/clear":
-            forget()
-        case "/?" | "/help":
-            typer.echo(HELP, err=True)
-        case _:
-            answer(text)
-    return True
+def _perform(text: str, talk: Talk) -> slash.After:
+    """Do what a command of the chat says; what it has to say goes to stderr."""
+    try:
+        done = slash.perform(text, talk, state_folder(os.environ) / "chats")
+    except slash.Refused as error:
+        complain(str(error))
+        return slash.After.PROMPT
+    if done.words:
+        say(done.words)
+    return done.after
 
 
-def _answer_next(
-    runner: asyncio.Runner, client: Client, talk: Talk, text: str, flags: Mapping[str, str]
-) -> None:
+def _answer_next(answer: Callable[[], None], flags: Mapping[str, str]) -> None:
     """Answer one message; an error or an interrupt leaves the chat unchanged."""
     try:
-        runner.run(_answer(client, talk, text))
-    except KeyboardInterrupt:
+        answer()
+    except (KeyboardInterrupt, Interrupted):
         complain("stopped")
     except MlxdError as error:
         complain(describe(error, flags))
@@ -241,54 +267,3 @@ async def _load(client: Client, talk: Talk) -> None:
             async for update in updates:
                 bar.show_load(update.model)
                 talk.model = update.model.name
-
-
-async def _answer(client: Client, talk: Talk, text: str) -> ExitCode:
-    """Answer a message, and keep it and what was answered, however the answer ends."""
-    try:
-        return await _stream_answer(client, talk, text)
-    except NoChatTemplate:
-        for_template = {"--system": talk.system, "--set": talk.variables_json}
-        flags = " and ".join(flag for flag, value in for_template.items() if value)
-        if flags:
-            usage_error(f"{flags}: {talk.model} has no chat template, which alone would read that")
-        talk.chats = False
-        complain(f"{talk.model} has no chat template: it continues your text without history")
-        return await _stream_answer(client, talk, text)
-
-
-async def _stream_answer(client: Client, talk: Talk, text: str) -> ExitCode:
-    parts: list[AnswerPart] = []
-    finished: Finished | None = None
-    writer = AnswerWriter()
-    stream = client.generate(
-        talk.prompt(text),
-        model=talk.model,
-        sampling=talk.sampling,
-        max_tokens=talk.max_tokens,
-        keep_alive_s=talk.keep_alive_s,
-    )
-    try:
-        async with stream:
-            async for event in stream:
-                if isinstance(event, Finished):
-                    finished = event
-                else:
-                    parts += event.parts
-                    _write(writer, event)
-    finally:
-        writer.end()
-        if parts:
-            talk.messages += [ChatMessage("user", text), answer_of(parts)]
-    assert finished is not None  # the stream would have raised
-    return conclude(finished, "answer", stats=talk.stats)
-
-
-def _write(writer: AnswerWriter, event: Delta) -> None:
-    if not event.parts:
-        writer.text(event.text)
-    for part in event.parts:
-        if part.reasoning:
-            writer.reasoning(part.reasoning)
-        elif part.text:
-            writer.text(part.text)

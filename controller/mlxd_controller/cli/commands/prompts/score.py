@@ -9,7 +9,7 @@ import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.prompts.generate import ModelName
-from mlxd_controller.cli.grouping import ask_server
+from mlxd_controller.cli.grouping import ask_or_start_server
 from mlxd_controller.cli.outcome import ExitCode, read_lines, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
@@ -41,7 +41,7 @@ Instruction = Annotated[
 ]
 
 
-@ask_server
+@ask_or_start_server
 def score(
     model: ModelName,
     text: Text,

@@ -8,8 +8,9 @@ import pytest
 
 from mlxd.v1 import inference_pb2 as pb
 from mlxd.v1 import model_pb2, types_pb2
+from mlxd_controller.cli.chat.editor import Editor, Interrupted
+from mlxd_controller.cli.chat.slash import After
 from mlxd_controller.cli.commands.prompts.run import converse
-from mlxd_controller.cli.terminal.line_editor import Interrupted, LineEditor
 from mlxd_shared.domain import errors
 from mlxd_shared.domain.errors import MlxdError
 from tests.fakes import replies
@@ -119,13 +120,13 @@ async def test_ctrl_c_stops_the_answer_alone() -> None:
     ]
 
 
-class Typed(LineEditor):
+class Typed:
     """Somebody who types these lines, then presses Ctrl-C at the prompt."""
 
     def __init__(self, *lines: str) -> None:
         self._lines = iter(lines)
 
-    def message(self) -> str:
+    def read(self, prompt: str) -> str:
         """Return the next line."""
         for line in self._lines:
             return line
@@ -141,7 +142,12 @@ def test_ctrl_c_between_an_answer_and_the_prompt_ends_nothing() -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(Interrupted):
-        converse(Typed("one", "two"), answer=answer, forget=answered.clear)
+        converse(
+            Editor(Typed("one", "two")),
+            answer=answer,
+            again=answered.clear,
+            command=lambda _: After.END,
+        )
 
     assert answered == ["one", "two"]
 

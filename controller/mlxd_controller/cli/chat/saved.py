@@ -1,0 +1,163 @@
+"""Conversations on disk: `/save NAME` and `/load NAME`, in a folder that only its user reads.
+
+    {"version": 1, "model": "demo", "system": "", "variables": {}, "messages": [{"role": ...}]}
+
+Invariants:
+- A save replaces what was saved under the name as a whole, or not at all.
+- What is loaded is checked whole before anything of it is taken.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mlxd_shared.config import SAVED_CHAT_BYTES_MAX
+from mlxd_shared.domain.chats import ROLES, ChatMessage, ToolCall, half_character
+from mlxd_shared.ops.state_file import OWNERS, replace_text
+
+VERSION = 1
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
+_TEXTS = tuple(
+    field.name for field in fields(ChatMessage) if field.name not in {"tool_calls", "parts"}
+)
+_CALL_TEXTS = tuple(field.name for field in fields(ToolCall))
+
+
+class ChatNotUsable(Exception):
+    """Why a chat can be neither saved nor loaded, for its user."""
+
+
+@dataclass(frozen=True, slots=True)
+class SavedChat:
+    """A conversation and what it was held with."""
+
+    model: str
+    system: str
+    variables: Mapping[str, Any]
+    messages: tuple[ChatMessage, ...]
+
+
+def save(folder: Path, name: str, chat: SavedChat) -> Path:
+    """Write a chat under a name and return its file.
+
+    Raises:
+        ChatNotUsable: the name is none, the chat is too long, or the file cannot be written.
+    """
+    path = path_of(folder, name)
+    content = {
+        "version": VERSION,
+        "model": chat.model,
+        "system": chat.system,
+        "variables": dict(chat.variables),
+        "messages": [_to_json(message) for message in chat.messages],
+    }
+    text = json.dumps(content, indent=1) + "\n"
+    if len(text) > SAVED_CHAT_BYTES_MAX:
+        raise ChatNotUsable(f"the chat has {len(text)} bytes; at most {SAVED_CHAT_BYTES_MAX}")
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        replace_text(path, text, mode=OWNERS)
+    except OSError as error:
+        raise ChatNotUsable(f"{path}: cannot be written: {error.strerror}") from error
+    return path
+
+
+def load(folder: Path, name: str) -> SavedChat:
+    """Return the chat that was saved under a name.
+
+    Raises:
+        ChatNotUsable: there is none, or its file is no saved chat.
+    """
+    path = path_of(folder, name)
+    try:
+        with path.open("rb") as file:
+            raw = file.read(SAVED_CHAT_BYTES_MAX + 1)
+    except FileNotFoundError:
+        known = ", ".join(list_names(folder)) or "none"
+        raise ChatNotUsable(f"no chat is saved as {name}; saved: {known}") from None
+    except OSError as error:
+        raise ChatNotUsable(f"{path}: cannot be read: {error.strerror}") from error
+    if len(raw) > SAVED_CHAT_BYTES_MAX:
+        raise ChatNotUsable(f"{path}: at most {SAVED_CHAT_BYTES_MAX} bytes are read")
+    try:
+        return _parse(json.loads(raw))
+    except (ValueError, RecursionError) as error:
+        raise ChatNotUsable(f"{path}: is no saved chat: {error}") from error
+
+
+def list_names(folder: Path) -> list[str]:
+    """Return the names that chats are saved under."""
+    try:
+        names = [path.stem for path in folder.glob("*.json")]
+    except OSError:
+        return []
+    return sorted(name for name in names if _NAME.fullmatch(name))
+
+
+def path_of(folder: Path, name: str) -> Path:
+    """Return the file of a name.
+
+    Raises:
+        ChatNotUsable: it is no name.
+    """
+    if not _NAME.fullmatch(name):
+        raise ChatNotUsable(f"{name!r:.80} is no name: letters, digits, dot, dash, underscore")
+    return folder / f"{name}.json"
+
+
+def _to_json(message: ChatMessage) -> dict[str, object]:
+    """Return what a message says; what is empty is left out."""
+    return {name: value for name, value in asdict(message).items() if value}
+
+
+def _parse(content: object) -> SavedChat:
+    """Return the chat that JSON holds.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if not isinstance(content, dict) or content.get("version") != VERSION:
+        raise ValueError(f"not of version {VERSION}")
+    if content.keys() != {"version", "model", "system", "variables", "messages"}:
+        raise ValueError(f"keys {', '.join(map(str, content))}")
+    variables, messages = content["variables"], content["messages"]
+    if not isinstance(variables, dict) or not isinstance(messages, list):
+        raise ValueError("variables or messages are of another kind")  # noqa: TRY004
+    return SavedChat(
+        _text(content["model"]),
+        _text(content["system"]),
+        variables,
+        tuple(_message(each) for each in messages),
+    )
+
+
+def _message(content: object) -> ChatMessage:
+    if not isinstance(content, dict) or content.keys() - {*_TEXTS, "tool_calls"}:
+        raise ValueError("a message with keys that there are not")
+    if content.get("role") not in ROLES:
+        raise ValueError("a message of nobody")
+    texts = {name: _text(content[name]) for name in _TEXTS if name in content}
+    calls = content.get("tool_calls", [])
+    if not isinstance(calls, list):
+        raise ValueError("calls of another kind")  # noqa: TRY004
+    return ChatMessage(**texts, tool_calls=tuple(_call(each) for each in calls))
+
+
+def _call(content: object) -> ToolCall:
+    if not isinstance(content, dict) or content.keys() - set(_CALL_TEXTS):
+        raise ValueError("a call with keys that there are not")
+    texts = {key: _text(value) for key, value in content.items()}
+    if not texts.get("name"):
+        raise ValueError("a call of nothing")
+    return ToolCall(**texts)
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str) or half_character(value):
+        raise ValueError(f"{value!r:.40} is no text")
+    return value

@@ -1,0 +1,1 @@
+"""Chats at a terminal: what is typed, commands, tools, and what is kept."""

@@ -1,0 +1,1 @@
+"""`mlxd top`: figures, frames, keys, and the whole command on a terminal."""

@@ -1,0 +1,116 @@
+"""The README's commands, run by a shell in their order and as they are printed.
+
+What differs is what a test must not share: the ports, and the hub, which is on loopback and has a
+tiny model under the name that is printed. Set-up is done by who runs the tests; `make`, the proof
+of the engine and the bench are stages and tests of their own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.chat_template import write_template
+from tests.support.cli import LIMIT_S, clean_environment
+from tests.support.hub_server import FakeHub, Repository, serving
+from tests.support.made_stores import commit_of
+from tests.support.ports import own_port
+from tests.support.tiny_model import write_tiny_model
+
+ROOT = Path(__file__).parents[2]
+GRPC, HTTP = "127.0.0.1:8555", "127.0.0.1:8556"
+ELSEWHERE = ("python3 -m venv", "pip install", "make ", "mlxd doctor", "mlxd bench", "mlxd launch",
+             "grpcurl")  # fmt: skip
+"""Set-up, and what has a test of its own."""
+PULLED = "HuggingFaceTB/SmolLM2-135M-Instruct"
+
+
+def readme() -> str:
+    """The README's text."""
+    return (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def console_commands(text: str) -> list[str]:
+    """The commands behind `$` in blocks of a console, without their comments."""
+    blocks = re.findall(r"```console\n(.*?)```", text, flags=re.DOTALL)
+    lines = "\n".join(blocks).replace("\\\n", " ").splitlines()
+    commands = (line.removeprefix("$ ") for line in lines if line.startswith("$ "))
+    return [re.sub(r"\s{2,}#.*", "", command).strip() for command in commands]
+
+
+def python_blocks(text: str) -> list[str]:
+    """The programs."""
+    return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
+
+
+@contextmanager
+def hub_with(name: str, folder: Path) -> Iterator[FakeHub]:
+    """A hub that has this folder under a name."""
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    with serving(FakeHub({name: Repository(commit_of("1"), files)})) as hub:
+        yield hub
+
+
+async def run_shell(script: str, environment: dict[str, str]) -> str:
+    """Run a script as a reader's shell would; return what it printed."""
+    process = await asyncio.create_subprocess_exec(
+        *("bash", "-euo", "pipefail", "-c", script), env=environment, cwd=ROOT,
+        stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )  # fmt: skip
+    out, _ = await asyncio.wait_for(process.communicate(), LIMIT_S)
+    assert process.returncode == 0, f"{script}\n{out.decode()}"
+    return out.decode()
+
+
+@pytest.mark.asyncio
+async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
+    """Every command does what stands beside it, and so does the program."""
+    commands = console_commands(readme())
+    assert [line for line in commands if line.startswith(ELSEWHERE)] != commands
+    tiny = write_template(write_tiny_model(tmp_path / "tiny"))
+    with hub_with(PULLED, tiny) as hub, own_port() as grpc, own_port() as http:
+        environment = clean_environment() | {
+            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "HF_ENDPOINT": hub.endpoint,
+            "MLXD_HUB_CACHE": str(tmp_path / "hub"),
+            "MLXD_ADDRESS": grpc,
+            "XDG_STATE_HOME": str(tmp_path / "state"),
+        }
+
+        def here(text: str) -> str:
+            return text.replace(GRPC, grpc).replace(HTTP, http).replace(
+                "--http ", f"--http {http} "
+            )  # fmt: skip
+
+        said: dict[str, str] = {}
+        try:
+            for command in commands:
+                if command.startswith(ELSEWHERE):
+                    continue
+                prompt = " 'Once' --max-tokens 5" if command.startswith("mlxd run") else ""
+                said[command] = await run_shell(here(command) + prompt, environment)
+            program = tmp_path / "first_call.py"
+            program.write_text(here(python_blocks(readme())[0]))
+            story = await run_shell(f"{sys.executable} {program}", environment)
+        finally:
+            pid = "mlxd status --json | python -c 'import json,sys; print(json.load(sys.stdin)"
+            await run_shell(f"""kill "$({pid}["pid"])')" """, environment)
+
+    served = next(out for line, out in said.items() if line.startswith("mlxd serve"))
+    assert f"mlxd listens on {grpc}" in served
+    assert f"http://{http}" in served
+    assert len(story.split()) > 20
+    listed = said["mlxd ps"]
+    assert "demo" in listed
+    assert PULLED in listed
+    curl = next(out for line, out in said.items() if line.startswith("curl"))
+    assert json.loads(curl[curl.index("{") :])["choices"][0]["text"]
