@@ -9,9 +9,9 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response, StreamingResponse
@@ -20,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from mlxd import MlxdError
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
 from mlxd_gateway.common.responses import EVENT_STREAM, while_there, write_comment, write_event
-from mlxd_gateway.page.errors import error_body
+from mlxd_gateway.page.errors import error_body, rename
 from mlxd_shared import config
 
 _T = TypeVar("_T")
@@ -62,14 +62,24 @@ async def stream_events(
         ClientDisconnect: the client has gone.
     """
     try:
-        first = await while_there(request, _next(items))
-    except MlxdError as error:
-        await held.aclose()
-        raise Refused(failure_of(error)) from error
+        first = await answer_once(request, _next(items))
     except BaseException:
         await held.aclose()
         raise
     return _EventsResponse(_write(first, items, write), held)
+
+
+async def answer_once(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return what `work` returns; it is cancelled if the client goes.
+
+    Raises:
+        Refused: it failed.
+        ClientDisconnect: the client has gone.
+    """
+    try:
+        return await while_there(request, work)
+    except MlxdError as error:
+        raise Refused(failure_of(error, rename)) from error
 
 
 class _EventsResponse(StreamingResponse):
@@ -106,7 +116,7 @@ async def _write(
                 await asyncio.wait({upcoming})
         yield write_event({}, "end")
     except MlxdError as error:
-        yield write_event(error_body(failure_of(error)), "error")
+        yield write_event(error_body(failure_of(error, rename)), "error")
 
 
 async def _next(items: AsyncIterator[_T]) -> _T | None:

@@ -13,9 +13,9 @@ from mlxd import Client, LoadSpec, LoadUpdate, LogLines, Model, Status, __versio
 from mlxd_gateway.common.bodies import query_reader_of, reader_of
 from mlxd_gateway.common.callers import Callers
 from mlxd_gateway.common.endpoints import client_of, clients_of
-from mlxd_gateway.common.responses import json_response, while_there, write_event
+from mlxd_gateway.common.responses import json_response, write_event
 from mlxd_gateway.page import requests as r
-from mlxd_gateway.page.events import StreamCount, stream_events
+from mlxd_gateway.page.events import StreamCount, answer_once, stream_events
 from mlxd_gateway.page.files import FILES, send_file
 from mlxd_gateway.page.rights import find_rights
 from mlxd_gateway.page.views import SessionView, view_log, view_model, view_status
@@ -78,7 +78,7 @@ async def fit(request: Request) -> Response:
     """POST /page/api/fit: whether and how a model would fit; nothing is loaded."""
     body = await _read_fit(request)
     asking = client_of(request).fit(body.model, options=_spec_of(body))
-    return json_response(await while_there(request, asking))
+    return json_response(await answer_once(request, asking))
 
 
 async def unload(request: Request) -> Response:
@@ -86,7 +86,7 @@ async def unload(request: Request) -> Response:
     body = await _read_unload(request)
     async with clients_of(request).lend() as client:
         unloading = client.unload(body.model, grace_s=body.grace_s, force=body.force)
-        done = await while_there(request, unloading)
+        done = await answer_once(request, unloading)
     return json_response({"model": view_model(done.model), "streams_aborted": done.streams_aborted})
 
 

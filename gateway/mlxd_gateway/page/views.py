@@ -84,6 +84,8 @@ class WorkerView(msgspec.Struct, frozen=True):
 
     model: str
     pid: int
+    alive: bool
+    """Whether its process has not ended."""
     state: ModelState
     accounts: dict[str, int]
     pool_nbytes: int
@@ -221,6 +223,7 @@ def _view_worker(worker: WorkerStatus) -> WorkerView:
     return WorkerView(
         model=worker.model_name,
         pid=worker.pid,
+        alive=worker.exit_code is None,
         state=worker.state,
         accounts={account.name: account.nbytes for account in memory.accounts},
         pool_nbytes=memory.mlx_cache_nbytes,

@@ -106,7 +106,8 @@ export function toolsOf(text) {
   if (!Array.isArray(list)) {
     throw new Error("Tools are a list.");
   }
-  return list.map((tool) => (tool.type === "function" ? tool : { type: "function", function: tool }));
+  const whole = (tool) => (tool.type === "function" ? tool : { type: "function", function: tool });
+  return list.map(whole);
 }
 
 /**

@@ -51,7 +51,8 @@ export class History {
     while (this.samples.length > 2 && this.samples[1].time <= now.time - FIRSTS_S) {
       this.samples.shift();
     }
-    const before = this.samples.find((each) => each.time >= now.time - RATE_S) ?? now;
+    const old = this.samples.filter((each) => each.time <= now.time - RATE_S);
+    const before = old[old.length - 1] ?? this.samples[0];
     const came = difference(this.samples[0].counts, now.counts);
     this.points.push({
       time: now.time,

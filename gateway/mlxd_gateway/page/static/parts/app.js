@@ -79,7 +79,8 @@ export function App() {
     return html`<${KeyForm} problem=${refusal} onKey=${enterKey} />`;
   }
   if (session === null) {
-    const text = connection === "lost" ? "The server does not answer. Trying again." : "Connecting.";
+    const lost = "The server does not answer. Trying again.";
+    const text = connection === "lost" ? lost : "Connecting.";
     return html`<main class="alone"><h1>mlxd</h1><p role="status">${text}</p></main>`;
   }
   return html`<${Desk}

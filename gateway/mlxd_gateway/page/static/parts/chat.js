@@ -14,24 +14,33 @@ export function ChatView({ models, hidden }) {
   const [turns, setTurns] = useState([]);
   const [problem, setProblem] = useState("");
   const writing = useRef(null);
-  const end = useRef(null);
+  const said = useRef(null);
+  const follows = useRef(true);
   const last = turns[turns.length - 1];
   const writes = last?.state === "writing";
   const model = chosenOf(models, settings.model);
 
   useEffect(() => () => writing.current?.abort(), []);
-  useEffect(() => end.current?.scrollIntoView({ block: "nearest" }), [last?.text, last?.reasoning]);
+  useEffect(() => {
+    if (follows.current) {
+      said.current.scrollTop = said.current.scrollHeight;
+    }
+  }, [turns, hidden]);
 
-  /** Ask for an answer to `asked` and have it grow behind them. */
-  const answer = async (asked) => {
-    let request;
+  /** Ask for an answer to these turns; false where the settings do not allow to. */
+  const answer = (asked) => {
     try {
-      request = requestOf(model, settings, asked);
+      void write(requestOf(model, settings, asked), asked);
       setProblem("");
+      return true;
     } catch (error) {
       setProblem(`Tools: ${error.message}`);
-      return;
+      return false;
     }
+  };
+
+  /** Have the answer to a request grow behind what was asked. */
+  const write = async (request, asked) => {
     const stop = new AbortController();
     writing.current = stop;
     let grown = turn("assistant");
@@ -59,7 +68,7 @@ export function ChatView({ models, hidden }) {
     const now = turns.map((each, at) => (at === index ? { ...each, calls } : each));
     setTurns(now);
     if (openCalls(now).length === 0) {
-      void answer(now);
+      answer(now);
     }
   };
   const again = () => answer(turns.slice(0, -1));
@@ -68,7 +77,16 @@ export function ChatView({ models, hidden }) {
     <div class="chat" hidden=${hidden}>
       <${Settings} ...${{ models, settings, model, problem }} onChange=${setSettings} />
       <section class="panel talk" aria-label="Conversation and message">
-        <div class="scroll" tabindex="0" role="region" aria-label="What was said">
+        <div
+          ref=${said}
+          class="scroll"
+          tabindex="0"
+          role="region"
+          aria-label="What was said"
+          onScroll=${({ currentTarget: box }) => {
+            follows.current = box.scrollTop + box.clientHeight >= box.scrollHeight - 24;
+          }}
+        >
           ${turns.length === 0 &&
           html`<p class="note empty">
             ${model ? `Say something to ${model.name}.` : "There is no model yet."}
@@ -76,7 +94,6 @@ export function ChatView({ models, hidden }) {
           </p>`}
           <${Turns} turns=${turns} onResult=${answerCall} />
           <p class="hidden" role="status">${endOf(last)}</p>
-          <div ref=${end}></div>
         </div>
         ${turns.length > 0 && !writes &&
         html`<div class="row after">

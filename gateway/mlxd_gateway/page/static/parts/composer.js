@@ -7,15 +7,14 @@ import { html, useState } from "../lib/ui.js";
  * @param {boolean} props.writes whether an answer is being written
  * @param {boolean} props.ready whether there is a model to ask
  * @param {boolean} props.continues whether the model continues a text instead of answering
- * @param {(text: string) => void} props.onSend
+ * @param {(text: string) => boolean} props.onSend false where it could not be sent
  * @param {() => void} props.onStop
  */
 export function Composer({ writes, ready, continues, onSend, onStop }) {
   const [text, setText] = useState("");
   const send = (event) => {
     event.preventDefault();
-    if (text.trim() && ready && !writes) {
-      onSend(text);
+    if (text.trim() && ready && !writes && onSend(text)) {
       setText("");
     }
   };

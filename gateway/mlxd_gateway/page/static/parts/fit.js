@@ -158,7 +158,9 @@ function Report({ report }) {
       </table>
       ${report.suggestions.length > 0 &&
       html`<h3>What would help</h3>
-        <ul class="plain">${report.suggestions.map((text) => html`<li key=${text}>${text}</li>`)}</ul>`}
+        <ul class="plain">
+          ${report.suggestions.map((text) => html`<li key=${text}>${text}</li>`)}
+        </ul>`}
     </section>
   `;
 }

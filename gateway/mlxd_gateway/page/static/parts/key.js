@@ -3,7 +3,8 @@
 import { html, useEffect, useRef, useState } from "../lib/ui.js";
 
 /**
- * @param {{problem: string, onKey: (key: string) => void}} props `problem` with the last key, if any
+ * @param {{problem: string, onKey: (key: string) => void}} props
+ *   `problem`: what is wrong with the last key; empty: there was none
  */
 export function KeyForm({ problem, onKey }) {
   const [key, setKey] = useState("");

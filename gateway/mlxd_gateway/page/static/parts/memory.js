@@ -11,7 +11,7 @@ const AUDIT_NBYTES = 64 * 1024;
 
 /** @param {{status: any}} props null before the first one */
 export function Memory({ status }) {
-  const workers = (status?.workers ?? []).filter((worker) => worker.state !== "failed");
+  const workers = (status?.workers ?? []).filter((worker) => worker.alive);
   const largest = Math.max(...workers.map(held), 1);
   return html`
     <section class="panel memory" aria-labelledby="memory-title">
@@ -64,9 +64,9 @@ function Device({ device, workers }) {
         mark=${device.reserved_nbytes}
       />
       <p class="about">
-        <span class="mark-key" aria-hidden="true"></span>
+        ${device.reserved_nbytes > 0 && html`<span class="mark-key" aria-hidden="true"></span>`}
         ${bytes(device.reserved_nbytes)} promised to models${" · "}
-        ${bytes(device.usable_nbytes)} left by other programs
+        ${bytes(device.usable_nbytes)} usable beside other programs
       </p>
       ${there.length > 1 && html`<${Legend} parts=${parts} />`}
     </div>

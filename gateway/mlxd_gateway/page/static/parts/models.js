@@ -7,6 +7,10 @@ const FILTER_FROM = 8;
 const RANKS = {
   ready: 0, loading: 0, draining: 0, unloading: 0, queued: 0, failed: 1, unloaded: 2, unknown: 3,
 };
+const COLUMNS = [
+  ["Model", ""], ["State", ""], ["Memory", "number"], ["Context", "number wide"],
+  ["Streams", "number wide"], ["Actions", "actions"],
+];
 const HELD = ["ready", "draining"];
 const MOVING = ["queued", "loading", "unloading"];
 
@@ -36,18 +40,16 @@ export function Models({ models, rights, loads, status }) {
       html`<p class="note">No models yet: <code>mlxd pull ORG/NAME</code> fetches one.</p>`}
       ${shown.length > 0 &&
       html`
-        <table>
-          <thead>
-            <tr>
-              <th scope="col">Model</th>
-              <th scope="col">State</th>
-              <th scope="col" class="number">Memory</th>
-              <th scope="col" class="number wide">Context</th>
-              <th scope="col" class="number wide">Streams</th>
-              ${rights.manage && html`<th scope="col" class="actions">Actions</th>`}
+        <table role="table">
+          <thead role="rowgroup">
+            <tr role="row">
+              ${COLUMNS.filter(([name]) => name !== "Actions" || rights.manage).map(
+                ([name, kind]) =>
+                  html`<th key=${name} role="columnheader" scope="col" class=${kind}>${name}</th>`,
+              )}
             </tr>
           </thead>
-          <tbody>
+          <tbody role="rowgroup">
             ${shown.map(
               (model) =>
                 html`<${Row} key=${model.name} ...${{ model, rights, loads, now: status?.now }} />`,
@@ -72,29 +74,33 @@ function Row({ model, rights, loads, now }) {
   const held = HELD.includes(latest.state);
   const about = [model.architecture, ...model.aliases.map((alias) => `also ${alias}`)];
   return html`
-    <tr class=${held ? "held" : ""}>
-      <th scope="row">
+    <tr role="row" class=${held ? "held" : ""}>
+      <th role="rowheader" scope="row">
         <span class="name">${model.name}</span>
         <span class="about">${about.filter(Boolean).join(" · ")}</span>
       </th>
-      <td><${State} model=${latest} now=${now} error=${own.error} busy=${own.busy} /></td>
-      <td class="number">
+      <td role="cell">
+        <${State} ...${{ model: latest, now, error: own.error, busy: own.busy }} />
+      </td>
+      <td role="cell" class="number">
         ${held
           ? html`${bytes(latest.resident_nbytes)}<span class="about">${latest.weights}</span>`
           : html`<span class="stored">${bytes(latest.stored_nbytes)}</span>
               <span class="about">on disk</span>`}
       </td>
-      <td class="number wide">
+      <td role="cell" class="number wide">
         ${count(latest.context_length || latest.context_length_max)}
         ${held && html`<span class="about">of ${count(latest.context_length_max)}</span>`}
       </td>
-      <td class="number wide">
+      <td role="cell" class="number wide">
         ${held
           ? html`${latest.streams}<span class="about">of ${latest.rows_max} rows</span>`
           : "–"}
       </td>
       ${rights.manage &&
-      html`<td class="actions"><${Actions} ...${{ model: latest, loads, busy: own.busy }} /></td>`}
+      html`<td role="cell" class="actions">
+        <${Actions} ...${{ model: latest, loads, busy: own.busy }} />
+      </td>`}
     </tr>
   `;
 }
@@ -111,9 +117,14 @@ function State({ model, now, error, busy }) {
     </span>
     ${loads &&
     html`
-      <progress max="1" value=${model.total_nbytes ? done : null} aria-label=${`Loading ${model.name}`}>
-      </progress>
-      <span class="about">${model.stage || "waiting"} ${model.total_nbytes ? percent(done) : ""}</span>
+      <progress
+        max="1"
+        value=${model.total_nbytes ? done : null}
+        aria-label=${`Loading ${model.name}`}
+      ></progress>
+      <span class="about">
+        ${model.stage || "waiting"} ${model.total_nbytes ? percent(done) : ""}
+      </span>
     `}
     ${model.state === "ready" && !model.pinned && model.expires && now &&
     html`<span class="about">unloads in ${duration(Math.max(model.expires - now, 0))}</span>`}
