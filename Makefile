@@ -108,7 +108,7 @@ bench: $(dev_stamp) ## measure against mlx-lm on this machine
 setup: $(dev_stamp) ## the development environment in .venv, and nothing else
 
 .PHONY: tools
-tools: $(VENV)/bin/python ## buf, and Node where there is none, into .tools; Go, Java, Chromium from apt
+tools: $(VENV)/bin/python ## buf, and Node if need be, into .tools; Go, Java and Chromium from apt
 	tools/node/install $(py)
 	tools/languages/install
 

@@ -41,7 +41,8 @@ PACKAGES = (
         "htm",
         "3.1.1",
         "Apache-2.0",
-        "sha512-983Vyg8NwUE7JkZ6NmOqpCZ+sh1bKv2iYTlUkzlWmA5JD2acKoxd4KVxbMmxX/85mtfdnDmTFoNKcg5DGAvxNQ==",
+        "sha512-983Vyg8NwUE7JkZ6NmOqpCZ+sh1bKv2iYTlUkzlWmA5J"
+        "D2acKoxd4KVxbMmxX/85mtfdnDmTFoNKcg5DGAvxNQ==",
         {"preact/standalone.module.js": "htm-preact.js", "LICENSE": "LICENSE.htm"},
     ),
     # Its code comes built into htm's file; this is where its licence is.
@@ -49,14 +50,16 @@ PACKAGES = (
         "preact",
         "10.5.13",
         "MIT",
-        "sha512-q/vlKIGNwzTLu+jCcvywgGrt+H/1P/oIRSD6mV4ln3hmlC+Aa34C7yfPI4+5bzW8pONyVXYS7SvXosy2dKKtWQ==",
+        "sha512-q/vlKIGNwzTLu+jCcvywgGrt+H/1P/oIRSD6mV4ln3hm"
+        "lC+Aa34C7yfPI4+5bzW8pONyVXYS7SvXosy2dKKtWQ==",
         {"LICENSE": "LICENSE.preact"},
     ),
     Package(
         "uplot",
         "1.6.32",
         "MIT",
-        "sha512-KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXImkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw==",
+        "sha512-KIMVnG68zvu5XXUbC4LQEPnhwOxBuLyW1AHtpm6IKTXI"
+        "mkbLgkMy+jabjLgSLMasNuGGzQm/ep3tOkyTxpiQIw==",
         {
             "dist/uPlot.esm.js": "uPlot.js",
             "dist/uPlot.min.css": "uPlot.css",

@@ -48,7 +48,7 @@ async def browser() -> AsyncIterator[Browser]:
 
 
 @asynccontextmanager
-async def opened(
+async def open_page(
     chromium: Browser,
     url: str,
     *,
@@ -80,10 +80,10 @@ async def opened(
 async def violations(page: Page) -> list[str]:
     """Return what axe finds against a page as it is, each with the elements."""
     await page.evaluate(_AXE.read_text(encoding="utf-8"))
-    found: Any = await page.evaluate("async () => (await axe.run()).violations")
+    broken: Any = await page.evaluate("async () => (await axe.run()).violations")
     return [
         f"{each['id']}: {each['help']}: {[node['html'][:120] for node in each['nodes']]}"
-        for each in found
+        for each in broken
     ]
 
 

@@ -95,8 +95,8 @@ async def test_the_watch_sends_status_and_models() -> None:
         assert now["counts"]["demo"]["generated"] == 40
         assert now["counts"]["demo"]["first"] == {"bounds": [0.1, 1], "counts": [1, 2, 0]}
         assert now["counts"]["other"] == {"generated": 2, "prompt": 0, "cached": 0, "first": None}
-        (asked,) = [r for r in fake.requests if isinstance(r, status_pb2.WatchStatusRequest)]
-        assert asked.interval.nanos == 500_000_000
+        (request,) = [r for r in fake.requests if isinstance(r, status_pb2.WatchStatusRequest)]
+        assert request.interval.nanos == 500_000_000
 
 
 @pytest.mark.asyncio
@@ -111,17 +111,17 @@ async def test_a_load_tells_each_step() -> None:
         assert [(name, each.get("state")) for name, each in events] == [
             ("model", "loading"), ("model", "ready"), ("end", None),
         ]  # fmt: skip
-        (asked,) = fake.requests
-        assert isinstance(asked, model_pb2.LoadModelRequest)
-        assert (asked.options.pinned, asked.options.context_length) == (True, 64)
-        assert asked.options.weights == types_pb2.WEIGHTS_FORMAT_Q8
-        assert not asked.options.HasField("rows_max")
+        (request,) = fake.requests
+        assert isinstance(request, model_pb2.LoadModelRequest)
+        assert (request.options.pinned, request.options.context_length) == (True, 64)
+        assert request.options.weights == types_pb2.WEIGHTS_FORMAT_Q8
+        assert not request.options.HasField("rows_max")
 
 
 @pytest.mark.asyncio
 async def test_a_load_that_is_refused_has_a_status_and_one_that_fails_an_event() -> None:
     """The head is sent with the first step; what comes behind it cannot be a status."""
-    too_large = ModelTooLarge("demo", 10, 5, 1, ())
+    too_large = ModelTooLarge("demo", 10, 5, 1, "cpu")
     async with serving(Answers(load=[too_large])) as fake, gateway_over(fake.address) as web:
         assert (await web.post("/page/api/load", {"model": "demo"})).status_code == 400
     begun = model_pb2.LoadModelResponse(model=model(state="LOADING"))
@@ -141,23 +141,23 @@ async def test_a_fit_is_only_reckoned() -> None:
         report = (await web.post("/page/api/fit", {"model": "demo", "kv_format": "q8"})).json()
         assert [term["name"] for term in report["terms"]] == ["weights", "kv"]
         assert (report["need_nbytes"], report["would_evict"]) == (11 * MIB, ["other"])
-        (asked,) = fake.requests
-        assert isinstance(asked, model_pb2.LoadModelRequest)
-        assert asked.validate_only
-        assert asked.options.kv_format == types_pb2.KV_FORMAT_Q8
+        (request,) = fake.requests
+        assert isinstance(request, model_pb2.LoadModelRequest)
+        assert request.validate_only
+        assert request.options.kv_format == types_pb2.KV_FORMAT_Q8
 
 
 @pytest.mark.asyncio
 async def test_an_unload_says_what_it_ended() -> None:
-    """With its grace or by force, as it was asked."""
+    """With its grace or by force, as it was put."""
     done = model_pb2.UnloadModelResponse(model=model(state="UNLOADED"), streams_aborted=2)
     async with serving(Answers(unload=done)) as fake, gateway_over(fake.address) as web:
         body = {"model": "demo", "force": True, "grace_s": 1.5}
         answer = (await web.post("/page/api/unload", body)).json()
         assert (answer["streams_aborted"], answer["model"]["state"]) == (2, "unloaded")
-        (asked,) = fake.requests
-        assert isinstance(asked, model_pb2.UnloadModelRequest)
-        assert (asked.force, asked.grace.seconds, asked.grace.nanos) == (True, 1, 500_000_000)
+        (request,) = fake.requests
+        assert isinstance(request, model_pb2.UnloadModelRequest)
+        assert (request.force, request.grace.seconds, request.grace.nanos) == (True, 1, 500_000_000)
 
 
 @pytest.mark.asyncio
@@ -174,15 +174,15 @@ async def test_logs_are_followed() -> None:
             ("lines", {"lines": ["c"], "missed": 3, "pid": 7}),
             ("end", {}),
         ]
-        (asked,) = fake.requests
-        assert isinstance(asked, model_pb2.ReadLogsRequest)
-        assert (asked.tail, asked.follow) == (9, True)
+        (request,) = fake.requests
+        assert isinstance(request, model_pb2.ReadLogsRequest)
+        assert (request.tail, request.follow) == (9, True)
 
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(("path", "body", "message"), WRONG)
 async def test_a_wrong_field_is_named(path: str, body: dict[str, Any], message: str) -> None:
-    """Before anything is asked of a controller."""
+    """Before a controller hears of it."""
     async with serving(Answers()) as fake, gateway_over(fake.address) as web:
         status_code, error = await web.error(f"/page/api/{path}", body)
         assert status_code == 400

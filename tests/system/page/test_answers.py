@@ -11,11 +11,11 @@ import pytest
 from playwright.async_api import Page, expect
 
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2
-from mlxd_shared.domain.errors import InternalError
+from mlxd_shared.domain.errors import InternalError, MlxdError
 from mlxd_shared.wire.interceptors import Context
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 from tests.fakes.replies import model, status
-from tests.support.browser import NEEDS_CHROMIUM, browser, opened, violations
+from tests.support.browser import NEEDS_CHROMIUM, browser, open_page, violations
 from tests.support.gateways import gateway_over
 from tests.support.spoken import ARGUMENTS, CALL_ID, answer_with_call, answer_with_text
 
@@ -23,6 +23,7 @@ pytestmark = NEEDS_CHROMIUM
 expect.set_options(timeout=30_000)
 MARKUP = "<img src=x onerror=alert(1)> & **bold**\n```py\nif a < b:\n    pass\n```\nthe end"
 TOOLS = [{"name": "weather", "parameters": {"type": "object"}}]
+Said = inference_pb2.GenerateResponse | MlxdError
 VIEWS = ("Overview", "Chat", "Fit", "Log")
 
 
@@ -64,7 +65,7 @@ async def test_reasoning_and_a_call_that_is_answered() -> None:
         serving(answers, make=Lasting) as fake,
         gateway_over(fake.address) as web,
         browser() as chromium,
-        opened(chromium, web.url) as page,
+        open_page(chromium, web.url) as page,
     ):
         await page.get_by_role("link", name="Chat", exact=True).click()
         await page.get_by_text("Options").click()
@@ -102,7 +103,7 @@ async def test_reasoning_and_a_call_that_is_answered() -> None:
 @pytest.mark.asyncio
 async def test_an_answer_that_fails_says_why() -> None:
     """What has come stays; the next message is asked without what was nothing."""
-    broken = [answer_with_call()[0], InternalError("e-7")]
+    broken: list[Said] = [answer_with_call()[0], InternalError("e-7")]
     answers = Answers(
         generate=[InternalError("e-6")], generate_again=[broken, answer_with_text()],
         models=[chatty()], statuses=[status()],
@@ -111,7 +112,7 @@ async def test_an_answer_that_fails_says_why() -> None:
         serving(answers, make=Lasting) as fake,
         gateway_over(fake.address) as web,
         browser() as chromium,
-        opened(chromium, web.url) as page,
+        open_page(chromium, web.url) as page,
     ):
         await page.get_by_role("link", name="Chat", exact=True).click()
         await say(page, "a")
@@ -137,7 +138,7 @@ async def test_nothing_keeps_anybody_out(theme: str) -> None:
         serving(answers, make=Lasting) as fake,
         gateway_over(fake.address) as web,
         browser() as chromium,
-        opened(chromium, web.url, theme="dark" if theme == "dark" else "light") as page,
+        open_page(chromium, web.url, theme="dark" if theme == "dark" else "light") as page,
     ):
         await page.get_by_role("img", name="Memory of demo: weights").wait_for()
         for name in VIEWS:

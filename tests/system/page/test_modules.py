@@ -8,7 +8,7 @@ import pytest
 
 from tests.fakes.mlxd_server import Answers, serving
 from tests.fakes.replies import status
-from tests.support.browser import NEEDS_CHROMIUM, browser, opened
+from tests.support.browser import NEEDS_CHROMIUM, browser, open_page
 from tests.support.gateways import gateway_over
 
 pytestmark = NEEDS_CHROMIUM
@@ -65,7 +65,7 @@ async def test_the_pure_modules() -> None:
         serving(Answers(statuses=[status()])) as fake,
         gateway_over(fake.address) as web,
         browser() as chromium,
-        opened(chromium, web.url) as page,
+        open_page(chromium, web.url) as page,
     ):
         got: Any = await page.evaluate(PROGRAM)
     # A rate is a mean of ten seconds, and none spans two starts of a server.
@@ -77,7 +77,8 @@ async def test_the_pure_modules() -> None:
         {"name": "a", "data": {"b": 1}}, {"name": "comment", "data": "waiting 3 %"}, None, None,
     ]  # fmt: skip
     assert got["words"] == [
-        "0 B", "1.5 KiB", "\N{MINUS SIGN}1.0 MiB", "250 ms", "1 min", "2 h 1 min", "\N{EN DASH}", "0", "12", "1,235",
+        "0 B", "1.5 KiB", "\N{MINUS SIGN}1.0 MiB", "250 ms", "1 min", "2 h 1 min",
+        "\N{EN DASH}", "0", "12", "1,235",
     ]  # fmt: skip
     assert got["pieces"] == [[False, "a"], [True, "b"], [False, "c"], [True, "d"]]
     assert got["messages"] == ["system", "user", "assistant", "tool"]

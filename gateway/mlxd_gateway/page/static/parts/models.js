@@ -94,7 +94,7 @@ function Row({ model, rights, loads, now }) {
       </td>
       <td role="cell" class="number wide">
         ${held
-          ? html`${latest.streams}<span class="about">of ${latest.rows_max} rows</span>`
+          ? html`${latest.streams}<span class="about">${latest.rows_max} rows</span>`
           : "–"}
       </td>
       ${rights.manage &&

@@ -18,6 +18,7 @@ const PLOTS = [
     title: "Streams",
     note: "now",
     show: (value) => (value === null ? "–" : String(value)),
+    steps: [1, 2, 5, 10, 20, 50, 100, 200, 500, 1000],
     series: [["running", "running", 1], ["waiting", "waiting", 3]],
   },
   {
@@ -112,7 +113,13 @@ function optionsOf(plot, element) {
     scales: { y: { range: (_, __, high) => [0, Math.max(high * 1.15, minimumOf(plot))] } },
     axes: [
       { ...axis, size: 24, space: 70, values: (_, ticks) => ticks.map(clockOf) },
-      { ...axis, size: 52, space: 30, values: (_, ticks) => ticks.map(plot.show) },
+      {
+        ...axis,
+        size: 52,
+        space: 30,
+        values: (_, ticks) => ticks.map(plot.show),
+        ...(plot.steps ? { incrs: plot.steps } : {}),
+      },
     ],
     series: [
       {},
