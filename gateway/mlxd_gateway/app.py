@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
@@ -45,11 +46,13 @@ def make_app(
     *,
     bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX,
     agent_rules: bool = True,
+    leaving: asyncio.Event | None = None,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
-    that are being read. agent_rules: whether chats are changed by `agents.rules`.
+    that are being read. agent_rules: whether chats are changed by `agents.rules`. leaving: is set
+    when the gateway takes no requests any more; streams that have no end of their own end then.
     """
     app = Starlette(
         routes=[
@@ -78,6 +81,7 @@ def make_app(
     app.state.responses = ResponseStore()
     app.state.agent_rules = agent_rules
     app.state.page_streams = StreamCount()
+    app.state.leaving = leaving or asyncio.Event()
     return Edge(app, door, share=_sharer(door.origins))
 
 

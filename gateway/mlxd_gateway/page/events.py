@@ -3,7 +3,8 @@
 Invariants:
 - An answer owns the stream that it was given and ends it, however it ends itself.
 - What is silent for HTTP_PING_S says that it is alive.
-- At most PAGE_STREAMS_MAX of these answers are under way at once.
+- At most PAGE_STREAMS_MAX of these answers are under way at once, and none holds up a gateway that
+  is leaving.
 """
 
 from __future__ import annotations
@@ -66,7 +67,8 @@ async def stream_events(
     except BaseException:
         await held.aclose()
         raise
-    return _EventsResponse(_write(first, items, write), held)
+    leaving: asyncio.Event = request.app.state.leaving
+    return _EventsResponse(_write(first, items, write, leaving), held)
 
 
 async def answer_once(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
@@ -99,17 +101,32 @@ class _EventsResponse(StreamingResponse):
 
 
 async def _write(
-    first: _T | None, items: AsyncIterator[_T], write: Callable[[_T], bytes]
+    first: _T | None,
+    items: AsyncIterator[_T],
+    write: Callable[[_T], bytes],
+    leaving: asyncio.Event,
 ) -> AsyncIterator[bytes]:
-    """Yield events, comments where there are none for a while, and how it ended."""
+    """Yield events, comments where there are none for a while, and how it ended.
+
+    A stream that ends without an event that says so has broken off.
+    """
     item = first
+    left = asyncio.create_task(leaving.wait())
     try:
         while item is not None:
             yield write(item)
             upcoming = asyncio.create_task(_next(items))
             try:
-                while not (await asyncio.wait({upcoming}, timeout=config.HTTP_PING_S))[0]:
-                    yield write_comment("waiting")
+                while not upcoming.done():
+                    await asyncio.wait(
+                        {upcoming, left},
+                        timeout=config.HTTP_PING_S,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    if left.done():
+                        return
+                    if not upcoming.done():
+                        yield write_comment("waiting")
                 item = upcoming.result()
             finally:
                 upcoming.cancel()
@@ -117,6 +134,8 @@ async def _write(
         yield write_event({}, "end")
     except MlxdError as error:
         yield write_event(error_body(failure_of(error, rename)), "error")
+    finally:
+        left.cancel()
 
 
 async def _next(items: AsyncIterator[_T]) -> _T | None:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from typing import Any
 
+import httpx2
 import pytest
 
 from mlxd import Client
@@ -15,6 +16,7 @@ from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.failures import Refused
 from mlxd_gateway.door import Door
 from mlxd_gateway.page.events import StreamCount
+from mlxd_gateway.process import listen_on, make_server
 from mlxd_shared.domain.errors import (
     InvalidRequest,
     ModelNotFound,
@@ -22,6 +24,8 @@ from mlxd_shared.domain.errors import (
     NotAllowed,
     QueueFull,
 )
+from mlxd_shared.security.listeners import OPEN
+from mlxd_shared.security.net import parse_address
 from tests.fakes.mlxd_server import Answers, serving
 from tests.fakes.replies import MIB, NOON, fit, model, status
 from tests.support.gateways import gateway_over
@@ -246,3 +250,24 @@ async def test_a_reader_that_goes_ends_the_watch() -> None:
 
         await app(scope, receive, send)
         await fake.left.wait()
+
+
+@pytest.mark.asyncio
+async def test_an_open_page_holds_no_gateway_up() -> None:
+    """A gateway that leaves ends a watch at once, which it does not call a whole one."""
+    answers = Answers(statuses=[status()], models=[model()], hold=True)
+    leaving = asyncio.Event()
+    async with serving(answers) as fake, Clients(lambda: Client(fake.address)) as clients:
+        app = make_app(clients, Door(), leaving=leaving)
+        server = make_server(app, OPEN, leaving=leaving)
+        with listen_on(parse_address("127.0.0.1:0"), anywhere=False) as listener:
+            running = asyncio.create_task(server.serve(sockets=[listener]))
+            url = f"http://127.0.0.1:{listener.getsockname()[1]}/page/api/watch"
+            async with httpx2.AsyncClient(timeout=60) as http, http.stream("GET", url) as answer:
+                pieces = answer.aiter_text()
+                assert "event: models" in await anext(pieces)
+                server.should_exit = True
+                rest = "".join([piece async for piece in pieces])
+            await running
+        assert leaving.is_set()
+        assert "event: end" not in rest

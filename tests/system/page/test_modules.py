@@ -74,7 +74,8 @@ async def test_the_pure_modules() -> None:
     assert got["medians"] == [None, pytest.approx(0.1), pytest.approx(0.1), None, None]
     assert got["quantiles"] == [None, 0.5, 2, None]
     assert got["events"] == [
-        {"name": "a", "data": {"b": 1}}, {"name": "comment", "data": "waiting 3 %"}, None, None,
+        {"name": "a", "data": {"b": 1}}, {"name": "comment", "data": "waiting 3 %"},
+        {"name": "end", "data": None}, None,
     ]  # fmt: skip
     assert got["words"] == [
         "0 B", "1.5 KiB", "\N{MINUS SIGN}1.0 MiB", "250 ms", "1 min", "2 h 1 min",

@@ -86,7 +86,8 @@ export async function ask(path, options) {
 }
 
 /**
- * Yield the events of an answer. An event `error` is thrown; one that breaks off too.
+ * Yield the events of an answer up to its end. An event `error` is thrown, and so is an answer that
+ * ends without saying so.
  * @param {string} path
  * @param {{body?: object, signal?: AbortSignal}} [options]
  * @returns {AsyncGenerator<import("./events.js").Event>}
@@ -98,8 +99,12 @@ export async function* follow(path, options) {
       if (event.data?.error) {
         throw new ApiError(502, event.data.error.message);
       }
+      if (event.name === "end") {
+        return;
+      }
       yield event;
     }
+    throw new ApiError(0, "The connection broke off.");
   } catch (error) {
     if (error instanceof ApiError || options?.signal?.aborted) {
       throw error;

@@ -33,7 +33,7 @@ export async function* readEvents(response) {
 /**
  * Parse what stands between two empty lines.
  * @param {string} block
- * @returns {Event | null} null for one that holds nothing, and for the mark of an end
+ * @returns {Event | null} null for one that holds nothing; "end" is the mark of an end, of any API
  */
 export function parseEvent(block) {
   let name = "";
@@ -48,5 +48,8 @@ export function parseEvent(block) {
       data += line.slice(6);
     }
   }
-  return data === "" || data === "[DONE]" ? null : { name, data: JSON.parse(data) };
+  if (data === "[DONE]") {
+    return { name: "end", data: null };
+  }
+  return data === "" ? null : { name, data: JSON.parse(data) };
 }
