@@ -8,18 +8,18 @@ import json
 from collections.abc import AsyncIterator
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Browser, Page, expect
 
 from mlxd.v1 import inference_pb2, status_pb2, types_pb2
 from mlxd_shared.domain.errors import InternalError, MlxdError
 from mlxd_shared.wire.interceptors import Context
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 from tests.fakes.replies import model, status
-from tests.support.browser import NEEDS_CHROMIUM, browser, open_page, violations
+from tests.support.browser import NEEDS_CHROMIUM, open_page, violations
 from tests.support.gateways import gateway_over
 from tests.support.spoken import ARGUMENTS, CALL_ID, answer_with_call, answer_with_text
 
-pytestmark = NEEDS_CHROMIUM
+pytestmark = [NEEDS_CHROMIUM, pytest.mark.asyncio(loop_scope="module")]
 expect.set_options(timeout=30_000)
 MARKUP = "<img src=x onerror=alert(1)> & **bold**\n```py\nif a < b:\n    pass\n```\nthe end"
 TOOLS = [{"name": "weather", "parameters": {"type": "object"}}]
@@ -52,8 +52,7 @@ async def say(page: Page, text: str) -> None:
     await message.press("Enter")
 
 
-@pytest.mark.asyncio
-async def test_reasoning_and_a_call_that_is_answered() -> None:
+async def test_reasoning_and_a_call_that_is_answered(chromium: Browser) -> None:
     """Thoughts fold away, a call waits for its result, and the model is asked on with it."""
     answers = Answers(
         generate=answer_with_call(),
@@ -64,7 +63,6 @@ async def test_reasoning_and_a_call_that_is_answered() -> None:
     async with (
         serving(answers, make=Lasting) as fake,
         gateway_over(fake.address) as web,
-        browser() as chromium,
         open_page(chromium, web.url) as page,
     ):
         await page.get_by_role("link", name="Chat", exact=True).click()
@@ -100,8 +98,7 @@ async def test_reasoning_and_a_call_that_is_answered() -> None:
         assert second.chat.messages[2].tool_call_id == CALL_ID
 
 
-@pytest.mark.asyncio
-async def test_an_answer_that_fails_says_why() -> None:
+async def test_an_answer_that_fails_says_why(chromium: Browser) -> None:
     """What has come stays; the next message is asked without what was nothing."""
     broken: list[Said] = [answer_with_call()[0], InternalError("e-7")]
     answers = Answers(
@@ -111,7 +108,6 @@ async def test_an_answer_that_fails_says_why() -> None:
     async with (
         serving(answers, make=Lasting) as fake,
         gateway_over(fake.address) as web,
-        browser() as chromium,
         open_page(chromium, web.url) as page,
     ):
         await page.get_by_role("link", name="Chat", exact=True).click()
@@ -128,16 +124,14 @@ async def test_an_answer_that_fails_says_why() -> None:
         assert [message.role for message in last.chat.messages] == ["user", "user"]
 
 
-@pytest.mark.asyncio
 @pytest.mark.parametrize("theme", ["light", "dark"])
-async def test_nothing_keeps_anybody_out(theme: str) -> None:
+async def test_nothing_keeps_anybody_out(chromium: Browser, theme: str) -> None:
     """Axe finds nothing in any view, with a model that is loaded, one that loads and one failed."""
     others = [model("b", state="LOADING"), model("c", state="FAILED", error="no room")]
     answers = Answers(models=[chatty(), *others], statuses=[status()])
     async with (
         serving(answers, make=Lasting) as fake,
         gateway_over(fake.address) as web,
-        browser() as chromium,
         open_page(chromium, web.url, theme="dark" if theme == "dark" else "light") as page,
     ):
         await page.get_by_role("img", name="Memory of demo: weights").wait_for()

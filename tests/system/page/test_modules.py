@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from playwright.async_api import Browser
 
 from tests.fakes.mlxd_server import Answers, serving
 from tests.fakes.replies import status
-from tests.support.browser import NEEDS_CHROMIUM, browser, open_page
+from tests.support.browser import NEEDS_CHROMIUM, open_page
 from tests.support.gateways import gateway_over
 
-pytestmark = NEEDS_CHROMIUM
+pytestmark = [NEEDS_CHROMIUM, pytest.mark.asyncio(loop_scope="module")]
 STATUSES = """
 (start, now, generated, counts) => ({
   start, now, workers: [{ running: 2, waiting: 1 }, { running: 1, waiting: 0 }],
@@ -58,13 +59,11 @@ async () => {{
 """
 
 
-@pytest.mark.asyncio
-async def test_the_pure_modules() -> None:
+async def test_the_pure_modules(chromium: Browser) -> None:
     """Each function gives what its documentation says, at its edges too."""
     async with (
         serving(Answers(statuses=[status()])) as fake,
         gateway_over(fake.address) as web,
-        browser() as chromium,
         open_page(chromium, web.url) as page,
     ):
         got: Any = await page.evaluate(PROGRAM)

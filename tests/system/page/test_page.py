@@ -7,13 +7,12 @@ import shutil
 from pathlib import Path
 
 import pytest
-from playwright.async_api import Page, expect
+from playwright.async_api import Browser, Page, expect
 
 from mlxd import Client
 from tests.support.browser import (
     NEEDS_CHROMIUM,
     PHONE,
-    browser,
     is_too_wide,
     open_page,
     violations,
@@ -23,7 +22,7 @@ from tests.support.cli import mlxd
 from tests.support.gateways import Web, serve_web
 from tests.support.served import serve
 
-pytestmark = NEEDS_CHROMIUM
+pytestmark = [NEEDS_CHROMIUM, pytest.mark.asyncio(loop_scope="module")]
 DEMO = Path(__file__).parents[3] / "shared" / "mlxd_shared" / "demo_model"
 WORDS = re.compile(r"\w")
 NONE_HELD = re.compile(r": nothing, of ")
@@ -50,12 +49,10 @@ async def view(page: Page, name: str) -> None:
     await page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
 
 
-@pytest.mark.asyncio
-async def test_a_model_s_life(models: tuple[str, ...]) -> None:
+async def test_a_model_s_life(chromium: Browser, models: tuple[str, ...]) -> None:
     """Loaded with progress, pinned, talked to, stopped, unloaded; memory moves with it."""
     async with (
         serve_web(*models) as web,
-        browser() as chromium,
         open_page(chromium, web.url) as page,
     ):
         memory = page.get_by_role("img", name=re.compile("^Memory of cpu"))
@@ -111,10 +108,11 @@ async def test_a_model_s_life(models: tuple[str, ...]) -> None:
             await expect(page.get_by_role("alert")).to_contain_text("chatty")
 
 
-@pytest.mark.asyncio
-async def test_what_was_begun_is_shown_to_who_comes_later(models: tuple[str, ...]) -> None:
+async def test_what_was_begun_is_shown_to_who_comes_later(
+    chromium: Browser, models: tuple[str, ...]
+) -> None:
     """Fit, log, a text continued, and the plots' last values, on a phone as on a desk."""
-    async with serve_web(*models) as web, browser() as chromium, controller_of(web) as client:
+    async with serve_web(*models) as web, controller_of(web) as client:
         async with client.load("demo") as updates:
             assert [update async for update in updates]
         await client.complete("Once", model="demo", max_tokens=40)
@@ -149,29 +147,28 @@ async def test_what_was_begun_is_shown_to_who_comes_later(models: tuple[str, ...
             assert not await is_too_wide(page)
 
 
-@pytest.mark.asyncio
-async def test_the_page_outlives_its_server(models: tuple[str, ...]) -> None:
+async def test_the_page_outlives_its_server(chromium: Browser, models: tuple[str, ...]) -> None:
     """Killed, it is said to be gone; started again, everything goes on without a reload."""
-    async with browser() as chromium:
-        async with serve_web(*models) as web:
-            assert web.served is not None
-            page_of = open_page(chromium, web.url)
-            page = await page_of.__aenter__()
-            await expect(page.get_by_role("button", name="Load demo")).to_be_enabled()
-            await page.evaluate("() => { globalThis.stays = true; }")
-            web.served.process.kill()
-            await expect(page.get_by_role("alert")).to_have_text(re.compile("connection is lost"))
-        async with serve("--http", web.url.removeprefix("http://"), *models):
-            await expect(page.get_by_text("Connected")).to_be_visible()
-            await expect(page.get_by_role("alert")).to_have_count(0)
-            await page.get_by_role("button", name="Load demo").click()
-            await expect(page.get_by_role("button", name="Unload demo")).to_be_visible()
-            assert await page.evaluate("() => globalThis.stays")
-            await page_of.__aexit__(None, None, None)
+    async with serve_web(*models) as web:
+        assert web.served is not None
+        page_of = open_page(chromium, web.url)
+        page = await page_of.__aenter__()
+        await expect(page.get_by_role("button", name="Load demo")).to_be_enabled()
+        await page.evaluate("() => { globalThis.stays = true; }")
+        web.served.process.kill()
+        await expect(page.get_by_role("alert")).to_have_text(re.compile("connection is lost"))
+    async with serve("--http", web.url.removeprefix("http://"), *models):
+        await expect(page.get_by_text("Connected")).to_be_visible()
+        await expect(page.get_by_role("alert")).to_have_count(0)
+        await page.get_by_role("button", name="Load demo").click()
+        await expect(page.get_by_role("button", name="Unload demo")).to_be_visible()
+        assert await page.evaluate("() => globalThis.stays")
+        await page_of.__aexit__(None, None, None)
 
 
-@pytest.mark.asyncio
-async def test_a_key_is_offered_what_it_may_do(models: tuple[str, ...], tmp_path: Path) -> None:
+async def test_a_key_is_offered_what_it_may_do(
+    chromium: Browser, models: tuple[str, ...], tmp_path: Path
+) -> None:
     """Without a key the field for one; with one, its scopes alone, until it is forgotten."""
     keys_file = tmp_path / "keys.json"
     secrets = {}
@@ -185,7 +182,6 @@ async def test_a_key_is_offered_what_it_may_do(models: tuple[str, ...], tmp_path
     }
     async with (
         serve_web(*models, "--keys-file", str(keys_file)) as web,
-        browser() as chromium,
         open_page(chromium, web.url) as page,
     ):
         field = page.get_by_label("Key or token of this server")
@@ -209,8 +205,7 @@ async def test_a_key_is_offered_what_it_may_do(models: tuple[str, ...], tmp_path
         assert await violations(page) == []
 
 
-@pytest.mark.asyncio
-async def test_everything_by_the_keyboard(models: tuple[str, ...]) -> None:
+async def test_everything_by_the_keyboard(chromium: Browser, models: tuple[str, ...]) -> None:
     """Load, views, a chat, its stop and unload with Tab, Enter, Space and Escape alone."""
 
     async def tab_to(page: Page, name: str) -> None:
@@ -227,7 +222,6 @@ async def test_everything_by_the_keyboard(models: tuple[str, ...]) -> None:
 
     async with (
         serve_web(*models) as web,
-        browser() as chromium,
         open_page(chromium, web.url) as page,
     ):
         await page.get_by_role("button", name="Load chatty").wait_for()
