@@ -31,7 +31,7 @@ else
 run_extras := worker,cpu
 endif
 
-scripts := .ci/run examples/go/build tools/languages/install tools/node/install \
+scripts := .ci/run examples/go/build tools/languages/install tools/node/install tools/page/check \
   tools/refresh_constraints
 
 took = @echo "make $@: $$(( $$(date +%s) - $(START) )) s, set-up included"
@@ -64,10 +64,12 @@ check: lint types imports proto-check ## everything that needs no running code
 	$(took)
 
 .PHONY: lint
-lint: $(dev_stamp) ## ruff: rules and format; shellcheck
+lint: $(dev_stamp) ## ruff: rules and format; shellcheck; the page's syntax where there is Node
 	$(py) -m ruff check .
 	$(py) -m ruff format --check .
 	$(VENV)/bin/shellcheck $(scripts)
+	@if command -v node >/dev/null; then tools/page/check; else echo "skipped: no node"; fi
+	$(py) tools/vendor_page.py --check
 
 .PHONY: types
 types: $(dev_stamp) ## mypy, strict
@@ -106,7 +108,7 @@ bench: $(dev_stamp) ## measure against mlx-lm on this machine
 setup: $(dev_stamp) ## the development environment in .venv, and nothing else
 
 .PHONY: tools
-tools: $(VENV)/bin/python ## buf, and Node where there is none, into .tools; Go and Java from apt
+tools: $(VENV)/bin/python ## buf, and Node if need be, into .tools; Go, Java and Chromium from apt
 	tools/node/install $(py)
 	tools/languages/install
 

@@ -21,6 +21,7 @@ from mlxd_gateway.common.fates import HONOURED, Foreign, Kind, fates_of
 from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.openai import requests as openai
 from mlxd_gateway.openai.responses import requests as responses
+from mlxd_gateway.page import requests as page
 
 DOCUMENT = Path(__file__).resolve().parents[1] / "docs" / "http.md"
 ROLE = re.compile(r"(?P<list>messages|input|tools|tool_choice)\[(?P<role>\w+)\]")
@@ -32,6 +33,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     ollama.ChatRequest, ollama.GenerateRequest, ollama.EmbedRequest, ollama.OldEmbedRequest,
     ollama.ShowRequest,
     cohere.RerankRequest, cohere.NewRerankRequest,
+    page.WatchQuery, page.LogsQuery, page.FitRequest, page.LoadRequest, page.UnloadRequest,
 )  # fmt: skip
 
 

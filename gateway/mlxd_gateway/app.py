@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from functools import partial
 from http import HTTPStatus
@@ -10,7 +11,7 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, Response
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
@@ -29,6 +30,9 @@ from mlxd_gateway.ollama import handlers as ollama
 from mlxd_gateway.openai import handlers as openai
 from mlxd_gateway.openai.responses import handlers as responses
 from mlxd_gateway.openai.responses.store import ResponseStore
+from mlxd_gateway.page import handlers as page
+from mlxd_gateway.page.events import StreamCount
+from mlxd_gateway.page.files import ROOT as PAGE
 from mlxd_gateway.shapes import Api, api_of, render
 from mlxd_shared import config
 
@@ -42,11 +46,13 @@ def make_app(
     *,
     bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX,
     agent_rules: bool = True,
+    leaving: asyncio.Event | None = None,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
-    that are being read. agent_rules: whether chats are changed by `agents.rules`.
+    that are being read. agent_rules: whether chats are changed by `agents.rules`. leaving: is set
+    when the gateway takes no requests any more; streams that have no end of their own end then.
     """
     app = Starlette(
         routes=[
@@ -57,6 +63,7 @@ def make_app(
             *anthropic.ROUTES,
             *ollama.ROUTES,
             *cohere.ROUTES,
+            *page.ROUTES,
             Route("/v1/models", _by_api(openai.list_models, anthropic.list_models)),
             Route("/v1/models/{name:path}", _by_api(openai.show_model, anthropic.show_model)),
         ],
@@ -73,6 +80,8 @@ def make_app(
     app.state.room = Room(bodies_nbytes_max)
     app.state.responses = ResponseStore()
     app.state.agent_rules = agent_rules
+    app.state.page_streams = StreamCount()
+    app.state.leaving = leaving or asyncio.Event()
     return Edge(app, door, share=_sharer(door.origins))
 
 
@@ -101,9 +110,11 @@ def _by_api(openai_handler: Handler, anthropic_handler: Handler) -> Handler:
     return choose
 
 
-async def show_root(_: Request) -> Response:
-    """GET /: what this is, as clients of Ollama's API look for."""
-    return PlainTextResponse("mlxd is running")
+async def show_root(request: Request) -> Response:
+    """GET /: what this is, as clients of Ollama's API look for; browsers are sent to the page."""
+    if "text/html" in request.headers.get("accept", ""):
+        return RedirectResponse(PAGE, headers={"Vary": "Accept"})
+    return PlainTextResponse("mlxd is running", headers={"Vary": "Accept"})
 
 
 async def check_health(request: Request) -> Response:

@@ -15,13 +15,15 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from mlxd_gateway.common.failures import Failure, FailureKind
+from mlxd_gateway.page.files import FILES
 from mlxd_shared import config
 from mlxd_shared.security.bearer import REFUSAL
 from mlxd_shared.security.keys import hash_of
 from mlxd_shared.security.origins import is_foreign, is_local_name
 from mlxd_shared.security.tokens import HEADER, Token, secret_in
 
-OPEN_PATHS = ("/health",)
+OPEN_PATHS = frozenset({"/", "/health", *FILES})
+"""What needs no credentials: whether it serves, and the page, which asks its reader for a key."""
 _BEARER = re.compile(rf"Bearer [!-~]{{1,{config.TOKEN_CHARS_MAX}}}", re.IGNORECASE)
 
 

@@ -40,7 +40,16 @@ _log = logs.get_logger("gateway")
 
 
 class _Server(uvicorn.Server):
-    """uvicorn's server, whose process has its own signals."""
+    """uvicorn's server, whose process has its own signals, and which says that it leaves."""
+
+    def __init__(self, settings: uvicorn.Config, leaving: asyncio.Event) -> None:
+        super().__init__(settings)
+        self._leaving = leaving
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Take no more requests, and have those end that would not by themselves."""
+        self._leaving.set()
+        await super().shutdown(sockets)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -71,8 +80,9 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
                 origins=settings.origins,
                 local=address.loopback and not address.is_unix,
             )
-            app = make_app(clients, door, agent_rules=settings.agent_rules)
-            server = make_server(app, security)
+            leaving = asyncio.Event()
+            app = make_app(clients, door, agent_rules=settings.agent_rules, leaving=leaving)
+            server = make_server(app, security, leaving=leaving)
             with _stopping(server, follow_parent=settings.follow_parent):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
                 url = _url(address, listener, tls=security.identity is not None)
@@ -87,8 +97,12 @@ def make_server(
     security: ListenerSecurity,
     *,
     connection: type[Connection] = Connection,
+    leaving: asyncio.Event | None = None,
 ) -> uvicorn.Server:
-    """Return a server of `app`; `should_exit` has its `serve` return, after a grace."""
+    """Return a server of `app`; `should_exit` has its `serve` return, after a grace.
+
+    leaving: is set when that begins.
+    """
     context = security.ssl_context()
 
     def keep(_: uvicorn.Config, __: Callable[[], ssl.SSLContext]) -> ssl.SSLContext:
@@ -111,7 +125,7 @@ def make_server(
         timeout_graceful_shutdown=round(config.SHUTDOWN_GRACE_S),
         ssl_context_factory=None if context is None else keep,
     )
-    return _Server(settings)
+    return _Server(settings, leaving or asyncio.Event())
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from mlxd_gateway.common.failures import Failure, FailureKind
 from mlxd_gateway.common.responses import json_response
 from mlxd_gateway.ollama.errors import error_body as ollama_body
 from mlxd_gateway.openai.errors import error_body as openai_body
+from mlxd_gateway.page.errors import error_body as page_body
+from mlxd_gateway.page.files import ROOT
 
 
 class Api(enum.Enum):
@@ -26,11 +28,15 @@ class Api(enum.Enum):
     OLLAMA = "ollama"
     COHERE = "cohere"
     """And Jina's, which asks likewise."""
+    PAGE = "page"
+    """What the page is fed with."""
 
 
 def api_of(scope: Scope) -> Api:
     """Return whose client has sent a request; OpenAI's and Anthropic's share /v1/models."""
     path: str = scope["path"]
+    if path.startswith(ROOT):
+        return Api.PAGE
     if path.startswith("/api/"):
         return Api.OLLAMA
     if path in ("/v1/rerank", "/v2/rerank"):
@@ -51,6 +57,8 @@ def render(failure: Failure, scope: Scope) -> Response:
             body = ollama_body(failure)
         case Api.COHERE:
             body = cohere_body(failure)
+        case Api.PAGE:
+            body = page_body(failure)
     response = json_response(body, failure.kind.value)
     if failure.retry_after_s is not None:
         response.headers["Retry-After"] = str(max(math.ceil(failure.retry_after_s), 1))

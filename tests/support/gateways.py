@@ -64,7 +64,9 @@ async def gateway_over(
     with listen_on(where, anywhere=False) as listener:
         async with Clients(lambda: Client(address)) as clients:
             door = Door(token, passes_keys, origins, local)
-            server = make_server(make_app(clients, door, agent_rules=agent_rules), OPEN)
+            leaving = asyncio.Event()
+            app = make_app(clients, door, agent_rules=agent_rules, leaving=leaving)
+            server = make_server(app, OPEN, leaving=leaving)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
             try:

@@ -17,6 +17,7 @@ PACKAGE_FOLDERS = ("controller", "gateway", "worker", "shared")
 CODE_SUFFIXES = {".py", ".pyi", ".proto", ".sh", ".js", ".mjs", ".cjs", ".ts", ".go", ".java"}
 PROSE_SUFFIXES = {".md", ".toml", ".yaml", ".yml", ".cfg", ".ini"}
 LOCKS = {"package-lock.json", "go.sum"}
+VENDORED = ("gateway/mlxd_gateway/page/static/vendor/",)
 NEVER_COMMITTED = {".git", ".venv", ".tools", "node_modules", "build", "dist", "__pycache__"}
 TEXT_BYTES_MAX = 1 << 20
 
@@ -82,8 +83,9 @@ class Source:
 
 
 def is_generated(name: str) -> bool:
-    """Tell whether a tool wrote the file."""
-    return "_pb2" in Path(name).name or Path(name).name in LOCKS
+    """Tell whether a tool wrote the file, or others did, whose file it stays."""
+    is_made = "_pb2" in Path(name).name or Path(name).name in LOCKS
+    return is_made or name.startswith(VENDORED)
 
 
 def names() -> list[str]:

@@ -1,0 +1,145 @@
+"""Events for the page: begun before the answer is, so that a refusal has a status of its own.
+
+Invariants:
+- An answer owns the stream that it was given and ends it, however it ends itself.
+- What is silent for HTTP_PING_S says that it is alive.
+- At most PAGE_STREAMS_MAX of these answers are under way at once, and none holds up a gateway that
+  is leaving.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import AsyncExitStack
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+from starlette.responses import Response, StreamingResponse
+from starlette.types import Receive, Scope, Send
+
+from mlxd import MlxdError
+from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
+from mlxd_gateway.common.responses import EVENT_STREAM, while_there, write_comment, write_event
+from mlxd_gateway.page.errors import error_body, rename
+from mlxd_shared import config
+
+_T = TypeVar("_T")
+
+
+class StreamCount:
+    """How many answers stream to pages at once."""
+
+    def __init__(self, most: int = config.PAGE_STREAMS_MAX) -> None:
+        self._most = most
+        self._under_way = 0
+
+    def __enter__(self) -> None:
+        """Count one more.
+
+        Raises:
+            Refused: there are as many as there may be.
+        """
+        if self._under_way >= self._most:
+            message = f"{self._most} streams to pages are open"
+            raise Refused(Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S))
+        self._under_way += 1
+
+    def __exit__(self, *_: object) -> None:
+        """Count one less."""
+        self._under_way -= 1
+
+
+async def stream_events(
+    request: Request,
+    held: AsyncExitStack,
+    items: AsyncIterator[_T],
+    write: Callable[[_T], bytes],
+) -> Response:
+    """Return the answer that sends `items` as events; `held` is closed with it.
+
+    Raises:
+        Refused: what makes the items failed before there was one.
+        ClientDisconnect: the client has gone.
+    """
+    try:
+        first = await answer_once(request, _next(items))
+    except BaseException:
+        await held.aclose()
+        raise
+    leaving: asyncio.Event = request.app.state.leaving
+    return _EventsResponse(_write(first, items, write, leaving), held)
+
+
+async def answer_once(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
+    """Return what `work` returns; it is cancelled if the client goes.
+
+    Raises:
+        Refused: it failed.
+        ClientDisconnect: the client has gone.
+    """
+    try:
+        return await while_there(request, work)
+    except MlxdError as error:
+        raise Refused(failure_of(error, rename)) from error
+
+
+class _EventsResponse(StreamingResponse):
+    """Sends events, and closes what they are made of."""
+
+    def __init__(self, chunks: AsyncIterator[bytes], held: AsyncExitStack) -> None:
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        super().__init__(chunks, headers=headers, media_type=EVENT_STREAM)
+        self._held = held
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it all, unless the client goes."""
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            await self._held.aclose()
+
+
+async def _write(
+    first: _T | None,
+    items: AsyncIterator[_T],
+    write: Callable[[_T], bytes],
+    leaving: asyncio.Event,
+) -> AsyncIterator[bytes]:
+    """Yield events, comments where there are none for a while, and how it ended.
+
+    A stream that ends without an event that says so has broken off.
+    """
+    item = first
+    left = asyncio.create_task(leaving.wait())
+    try:
+        while item is not None:
+            yield write(item)
+            upcoming = asyncio.create_task(_next(items))
+            try:
+                while not upcoming.done():
+                    await asyncio.wait(
+                        {upcoming, left},
+                        timeout=config.HTTP_PING_S,
+                        return_when=asyncio.FIRST_COMPLETED,
+                    )
+                    if left.done():
+                        return
+                    if not upcoming.done():
+                        yield write_comment("waiting")
+                item = upcoming.result()
+            finally:
+                upcoming.cancel()
+                await asyncio.wait({upcoming})
+        yield write_event({}, "end")
+    except MlxdError as error:
+        yield write_event(error_body(failure_of(error, rename)), "error")
+    finally:
+        left.cancel()
+
+
+async def _next(items: AsyncIterator[_T]) -> _T | None:
+    """Return the next item; None: there is none."""
+    async for item in items:
+        return item
+    return None

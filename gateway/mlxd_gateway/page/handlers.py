@@ -1,0 +1,137 @@
+"""The endpoints of the page: read, ask, show."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack
+
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from mlxd import Client, LoadSpec, LoadUpdate, LogLines, Model, Status, __version__
+from mlxd_gateway.common.bodies import query_reader_of, reader_of
+from mlxd_gateway.common.callers import Callers
+from mlxd_gateway.common.endpoints import client_of, clients_of
+from mlxd_gateway.common.responses import json_response, write_event
+from mlxd_gateway.page import requests as r
+from mlxd_gateway.page.events import StreamCount, answer_once, stream_events
+from mlxd_gateway.page.files import FILES, send_file
+from mlxd_gateway.page.rights import find_rights
+from mlxd_gateway.page.views import SessionView, view_log, view_model, view_status
+
+_read_fit = reader_of(r.FitRequest)
+_read_load = reader_of(r.LoadRequest)
+_read_unload = reader_of(r.UnloadRequest)
+_read_watch = query_reader_of(r.WatchQuery)
+_read_logs = query_reader_of(r.LogsQuery)
+_Moment = tuple[Status, tuple[Model, ...]]
+
+
+async def show_session(request: Request) -> Response:
+    """GET /page/api/session: what the caller may do."""
+    rights = await find_rights(client_of(request))
+    return json_response(SessionView(__version__, rights))
+
+
+async def list_models(request: Request) -> Response:
+    """GET /page/api/models: every model."""
+    models = await client_of(request).models()
+    return json_response([view_model(model) for model in models])
+
+
+async def watch(request: Request) -> Response:
+    """GET /page/api/watch: an event `status` at every interval, `models` when they have changed."""
+    query = _read_watch(request)
+    held, client = await _open(request)
+    statuses = await held.enter_async_context(client.watch_status(interval_s=query.interval_s))
+
+    async def look() -> AsyncIterator[_Moment]:
+        async for status in statuses:
+            yield status, await client_of(request).models()
+
+    sent = b""
+
+    def write(moment: _Moment) -> bytes:
+        nonlocal sent
+        status, models = moment
+        listed = write_event([view_model(model) for model in models], "models")
+        is_new, sent = listed != sent, listed
+        return (listed if is_new else b"") + write_event(view_status(status), "status")
+
+    return await stream_events(request, held, look(), write)
+
+
+async def load(request: Request) -> Response:
+    """POST /page/api/load: an event `model` for each step; the last one is ready."""
+    body = await _read_load(request)
+    held, client = await _open(request)
+    updates = await held.enter_async_context(client.load(body.model, options=_spec_of(body)))
+
+    def write(update: LoadUpdate) -> bytes:
+        return write_event(view_model(update.model), "model")
+
+    return await stream_events(request, held, updates, write)
+
+
+async def fit(request: Request) -> Response:
+    """POST /page/api/fit: whether and how a model would fit; nothing is loaded."""
+    body = await _read_fit(request)
+    asking = client_of(request).fit(body.model, options=_spec_of(body))
+    return json_response(await answer_once(request, asking))
+
+
+async def unload(request: Request) -> Response:
+    """POST /page/api/unload: answers when it is done."""
+    body = await _read_unload(request)
+    async with clients_of(request).lend() as client:
+        unloading = client.unload(body.model, grace_s=body.grace_s, force=body.force)
+        done = await answer_once(request, unloading)
+    return json_response({"model": view_model(done.model), "streams_aborted": done.streams_aborted})
+
+
+async def follow_logs(request: Request) -> Response:
+    """GET /page/api/logs: an event `lines` for what a worker wrote, and then for what it writes."""
+    query = _read_logs(request)
+    held, client = await _open(request)
+    lines = await held.enter_async_context(
+        client.read_logs(query.model, tail=query.tail, follow=True)
+    )
+
+    def write(some: LogLines) -> bytes:
+        return write_event(view_log(some), "lines")
+
+    return await stream_events(request, held, lines, write)
+
+
+async def _open(request: Request) -> tuple[AsyncExitStack, Client]:
+    """Return a connection for a stream, and what gives it back."""
+    callers: Callers = request.app.state.callers
+    await callers.check()
+    count: StreamCount = request.app.state.page_streams
+    async with AsyncExitStack() as held:
+        held.enter_context(count)
+        client = await held.enter_async_context(clients_of(request).lend())
+        return held.pop_all(), client
+
+
+def _spec_of(body: r.FitRequest | r.LoadRequest) -> LoadSpec:
+    return LoadSpec(
+        context_length=body.context_length,
+        rows_max=body.rows_max,
+        weights=body.weights,
+        kv_format=body.kv_format,
+        pinned=body.pinned if isinstance(body, r.LoadRequest) else None,
+    )
+
+
+ROUTES = (
+    *(Route(path, send_file) for path in FILES),
+    Route("/page/api/session", show_session),
+    Route("/page/api/models", list_models),
+    Route("/page/api/watch", watch),
+    Route("/page/api/logs", follow_logs),
+    Route("/page/api/load", load, methods=["POST"]),
+    Route("/page/api/fit", fit, methods=["POST"]),
+    Route("/page/api/unload", unload, methods=["POST"]),
+)
