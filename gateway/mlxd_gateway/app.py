@@ -31,6 +31,7 @@ from mlxd_gateway.openai.responses import handlers as responses
 from mlxd_gateway.openai.responses.store import ResponseStore
 from mlxd_gateway.shapes import Api, api_of, render
 from mlxd_shared import config
+from mlxd_shared.ops.tracing import Tracer
 
 CLIENT_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]
@@ -42,11 +43,13 @@ def make_app(
     *,
     bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX,
     agent_rules: bool = True,
+    tracer: Tracer | None = None,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
-    that are being read. agent_rules: whether chats are changed by `agents.rules`.
+    that are being read. agent_rules: whether chats are changed by `agents.rules`. tracer: None:
+    nothing is traced.
     """
     app = Starlette(
         routes=[
@@ -73,7 +76,7 @@ def make_app(
     app.state.room = Room(bodies_nbytes_max)
     app.state.responses = ResponseStore()
     app.state.agent_rules = agent_rules
-    return Edge(app, door, share=_sharer(door.origins))
+    return Edge(app, door, share=_sharer(door.origins), tracer=tracer)
 
 
 def _sharer(origins: tuple[str, ...]) -> Callable[[ASGIApp], ASGIApp]:
