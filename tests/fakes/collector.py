@@ -76,7 +76,8 @@ async def collecting() -> AsyncIterator[Collector]:
     """Collect while the block lasts."""
     collector = Collector()
     server = grpc.aio.server()
-    trace_service_pb2_grpc.add_TraceServiceServicer_to_server(collector, server)
+    add: Any = trace_service_pb2_grpc.add_TraceServiceServicer_to_server  # untyped
+    add(collector, server)
     collector.endpoint = f"http://127.0.0.1:{server.add_insecure_port('127.0.0.1:0')}"
     await server.start()
     try:

@@ -11,7 +11,7 @@ from llama_index.core.tools import FunctionTool, ToolMetadata
 from tests.sdks import ANSWER_TOKENS, MODEL, QUESTION, RESULT, TOOL, gateway_url, report
 
 
-class StrictMetadata(ToolMetadata):  # type: ignore[misc] - its package is not followed
+class StrictMetadata(ToolMetadata):  # type: ignore[misc]  # an untyped package
     """A tool whose calls are held to a schema, of which LlamaIndex's own drops a part."""
 
     def to_openai_tool(self, *, skip_length_check: bool = False) -> dict[str, Any]:
