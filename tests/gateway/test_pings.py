@@ -43,12 +43,12 @@ async def test_a_stream_without_a_token_says_that_it_lives() -> None:
 )
 async def test_a_wait_is_told_in_a_comment(path: str, state: str, comment: str) -> None:
     """How far a load has come, or that the request is queued: no event, so no client reads it."""
-    asked = {"messages": [{"role": "user", "content": "u"}]}
+    fields = {"messages": [{"role": "user", "content": "u"}]}
     if path != "/v1/chat/completions":
-        asked = {"input" if path == "/v1/responses" else "prompt": "u"}
+        fields = {"input" if path == "/v1/responses" else "prompt": "u"}
     silent = Answers(models=[replies.model("m", state=state)], hold=True)
     async with serving(silent) as fake, gateway_over(fake.address) as web:
-        body = {"model": "m", "stream": True, **asked}
+        body = {"model": "m", "stream": True, **fields}
         async with web.http.stream("POST", path, json=body) as answer:
             assert answer.status_code == 200
             comments = (line async for line in answer.aiter_lines() if line.startswith(":"))

@@ -151,9 +151,9 @@ async def test_tools_over_two_turns(models: tuple[str, ...]) -> None:
         used = first.content[-1]
         assert isinstance(used, anthropic.types.ToolUseBlock)
         assert (first.stop_reason, set(used.input)) == ("tool_use", {"city"})
-        told: Any = {"type": "tool_result", "tool_use_id": used.id, "content": RESULT}
+        result_block: Any = {"type": "tool_result", "tool_use_id": used.id, "content": RESULT}
         answered: Any = {"role": "assistant", "content": first.content}
-        turns: list[Any] = [ASK, answered, {"role": "user", "content": [told]}]
+        turns: list[Any] = [ASK, answered, {"role": "user", "content": [result_block]}]
         second = await ant.messages.create(messages=turns, max_tokens=ANSWER_TOKENS, **common)
         assert isinstance(second.content[0], anthropic.types.TextBlock)
         held = await ant.messages.create(
