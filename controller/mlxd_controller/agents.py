@@ -73,9 +73,15 @@ def _wire_claude(target: Target) -> Wiring:
 
 
 def _wire_codex(target: Target) -> Wiring:
-    """Codex: a provider of its own, by overrides of its configuration, whose values are TOML."""
+    """Codex: a provider of its own, by overrides of its configuration, whose values are TOML.
+
+    What it offers its models by default and OpenAI alone can run is off: a search of the web, and
+    tools in a namespace for agents of its own.
+    """
     provider = "model_providers.mlxd"
-    settings = {
+    settings: dict[str, str | bool] = {
+        "web_search": "disabled",
+        "features.multi_agent": False,
         "model_provider": "mlxd",
         f"{provider}.name": "mlxd",
         f"{provider}.base_url": f"{target.url}/v1",
@@ -89,8 +95,8 @@ def _wire_codex(target: Target) -> Wiring:
     return Wiring(KEY, variables, arguments=tuple(arguments))
 
 
-def _toml(name: str, value: str) -> str:
-    return f"{name}={json.dumps(value)}"  # a basic string of TOML's is one of JSON's
+def _toml(name: str, value: str | bool) -> str:  # noqa: FBT001 - a value of TOML's
+    return f"{name}={json.dumps(value)}"  # strings and booleans of TOML's are those of JSON's
 
 
 def _wire_opencode(target: Target) -> Wiring:

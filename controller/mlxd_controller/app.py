@@ -7,6 +7,7 @@ However serve() ends, no worker process is left, and what it made in the file sy
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
@@ -38,6 +39,7 @@ from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops import logs
 from mlxd_shared.ops.heap import bound_heap, keep_heap_trimmed
+from mlxd_shared.ops.tracing import Tracer, tracer_of
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
@@ -59,15 +61,16 @@ async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> No
     gateway's URL where there is one.
 
     Raises:
-        InvalidRequest: an address, a name or a folder in the settings is wrong.
+        InvalidRequest: an address, a name or a folder in the settings is wrong, or OTEL_* variables
+            ask for what is not there.
         BadCredentials: a file of `settings.security` cannot be used.
         ExceptionGroup: a bug.
     """
     bound_heap()
     logs.configure(level=settings.log_level, fmt=settings.log_format)
     stopping = asyncio.Event()
-    with _signals(stopping):
-        async with _running(settings) as (target, url):
+    with _signals(stopping), _tracing() as tracer:
+        async with _running(settings, tracer) as (target, url):
             _log.info("serving", address=target, url=url)
             if on_ready is not None:
                 on_ready(target, url)
@@ -89,8 +92,21 @@ def _signals(stopping: asyncio.Event) -> Iterator[None]:
             loop.remove_signal_handler(number)
 
 
+@contextmanager
+def _tracing() -> Iterator[Tracer | None]:
+    """Yield what traces calls, where OTEL_* variables ask for it; at the end its rest is sent."""
+    tracer = tracer_of("mlxd-controller", os.environ)
+    try:
+        yield tracer
+    finally:
+        if tracer is not None:
+            tracer.close()
+
+
 @asynccontextmanager
-async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | None]]:
+async def _running(
+    settings: ServeSettings, tracer: Tracer | None
+) -> AsyncIterator[tuple[str, str | None]]:
     """Run a controller around the body; yields what clients dial, and the gateway's URL."""
     security = settings.security.load()
     clock = SystemClock()
@@ -128,6 +144,7 @@ async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | No
                     tasks=tasks,
                     running=running,
                     security=security,
+                    tracer=tracer,
                 ) as served:
                     for ref in preloaded:
                         tasks.create_task(_preload(runtime, ref))
@@ -151,12 +168,13 @@ async def _listening(
     tasks: asyncio.TaskGroup,
     running: asyncio.Task[None],
     security: ListenerSecurity,
+    tracer: Tracer | None,
 ) -> AsyncIterator[tuple[str, str | None]]:
     """Serve the gRPC services around the body, and stop them and the runtime gracefully."""
     health = Health()
     # An operator who lets more streams wait has room for as many more calls.
     calls_max = config.CALLS_MAX + (settings.waiting_max or 0)
-    server = make_server(health, _SERVICES, security=security, calls_max=calls_max)
+    server = make_server(health, _SERVICES, security=security, calls_max=calls_max, tracer=tracer)
     catalog = Catalog(store, runtime)
     allowances = Allowances(clock, runtime.metrics)
     streams = InferenceService(

@@ -35,6 +35,7 @@ from mlxd_gateway.page.events import StreamCount
 from mlxd_gateway.page.files import ROOT as PAGE
 from mlxd_gateway.shapes import Api, api_of, render
 from mlxd_shared import config
+from mlxd_shared.ops.tracing import Tracer
 
 CLIENT_GONE = 499
 Handler = Callable[[Request], Awaitable[Response]]
@@ -47,12 +48,14 @@ def make_app(
     bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX,
     agent_rules: bool = True,
     leaving: asyncio.Event | None = None,
+    tracer: Tracer | None = None,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
     that are being read. agent_rules: whether chats are changed by `agents.rules`. leaving: is set
     when the gateway takes no requests any more; streams that have no end of their own end then.
+    tracer: None: nothing is traced.
     """
     app = Starlette(
         routes=[
@@ -82,7 +85,7 @@ def make_app(
     app.state.agent_rules = agent_rules
     app.state.page_streams = StreamCount()
     app.state.leaving = leaving or asyncio.Event()
-    return Edge(app, door, share=_sharer(door.origins))
+    return Edge(app, door, share=_sharer(door.origins), tracer=tracer)
 
 
 def _sharer(origins: tuple[str, ...]) -> Callable[[ASGIApp], ASGIApp]:

@@ -1,10 +1,11 @@
-"""What every request passes: its id, its trace, who may come in, how many at once, and bugs.
+"""What every request passes: its id, its span, who may come in, how many at once, and bugs.
 
 Invariants:
 - Every answer carries X-Request-Id, the client's own where that is a short printable text.
 - What the door refuses reaches no handler. Refusals have the API's own shape, and pages of origins
   that are let in may read them.
 - An exception of ours is in the log under the request's id; the client is told the id alone.
+- Calls to the controller carry the request's span; where nothing is traced, the client's own.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Callable
+from http import HTTPStatus
 from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
@@ -24,6 +26,7 @@ from mlxd_gateway.door import Door
 from mlxd_gateway.shapes import render
 from mlxd_shared import config
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.ops.tracing import Span, Tracer
 from mlxd_shared.security.bearer import Refusals
 
 _ID = re.compile(rf"[!-~]{{1,{config.REQUEST_ID_CHARS_MAX}}}")
@@ -42,15 +45,18 @@ class Edge:
         *,
         share: Callable[[ASGIApp], ASGIApp] = lambda app: app,
         requests_max: int = config.HTTP_REQUESTS_MAX,
+        tracer: Tracer | None = None,
     ) -> None:
         """Let in whom `door` does, and `requests_max` requests at once.
 
         share: makes what an application answers readable for pages of other origins; refusals too.
+        tracer: traces those that are let in; None: nothing does.
         """
         self._app = share(app)
         self._share = share
         self._door = door
         self._requests_max = requests_max
+        self._tracer = tracer
         self._under_way = 0
         self._refusals = Refusals()
 
@@ -64,18 +70,33 @@ class Edge:
         request_id = sent_id if _ID.fullmatch(sent_id) else uuid4().hex
         scope[REQUEST_ID] = request_id
         scope[OWNER] = self._door.owner_of(headers)
-        marked = call_headers.set((*_trace(headers), *self._door.pass_on(headers)))
         self._under_way += 1
         try:
-            await self._answer(scope, receive, _Sender(send, request_id), headers)
+            await self._follow(scope, receive, _Sender(send, request_id), headers)
         finally:
             self._under_way -= 1
-            call_headers.reset(marked)
 
-    async def _answer(
+    async def _follow(
         self, scope: Scope, receive: Receive, send: _Sender, headers: Headers
     ) -> None:
+        """Answer a request in its trace."""
         failure = self._refuse(scope, headers)
+        trace = _trace(headers)
+        span = None
+        if self._tracer is not None and failure is None:
+            span = self._tracer.begin(scope["method"], trace)
+            trace = span.headers
+        marked = call_headers.set((*trace, *self._door.pass_on(headers)))
+        try:
+            await self._answer(scope, receive, send, failure)
+        finally:
+            call_headers.reset(marked)
+            if span is not None:
+                _end(span, scope, send)
+
+    async def _answer(
+        self, scope: Scope, receive: Receive, send: _Sender, failure: Failure | None
+    ) -> None:
         begun_s = time.monotonic()
         try:
             if failure is not None:
@@ -120,6 +141,25 @@ class _Sender:
             self.status = message["status"]
             MutableHeaders(scope=message)["x-request-id"] = self.request_id
         await self._send(message)
+
+
+def _end(span: Span, scope: Scope, sender: _Sender) -> None:
+    """End a request's span with the status of its answer; 0: its client has gone before.
+
+    Its name has the path where that is an endpoint's whole, never what a client makes up.
+    """
+    if "endpoint" in scope and not scope.get("path_params"):
+        span.rename(f"{scope['method']} {scope['path']}")
+    span.note(
+        {
+            "http.request.method": scope["method"],
+            "url.path": scope["path"][: config.REQUEST_ID_CHARS_MAX],
+            "http.response.status_code": sender.status,
+            "mlxd.request_id": sender.request_id,
+        }
+    )
+    failed = sender.status == 0 or sender.status >= HTTPStatus.INTERNAL_SERVER_ERROR
+    span.end(problem=f"status {sender.status}" if failed else "")
 
 
 def _trace(headers: Headers) -> tuple[tuple[str, str], ...]:

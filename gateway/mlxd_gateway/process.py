@@ -29,6 +29,7 @@ from mlxd_gateway.settings import Settings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops import logs
+from mlxd_shared.ops.tracing import tracer_of
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import Address, parse_address
 from mlxd_shared.security.origins import check_origins
@@ -63,11 +64,13 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
     `on_ready` is called once, with the URL, when requests are taken.
 
     Raises:
-        InvalidRequest: an address or an option is wrong.
+        InvalidRequest: an address or an option is wrong, or OTEL_* variables ask for what is not
+            there.
         BadCredentials: a file cannot be used.
     """
     check_origins(settings.origins)
     settings.check_keys()
+    tracer = tracer_of("mlxd-gateway", os.environ)
     security = settings.files.load()
     address = parse_address(settings.listen)
     known = settings.pass_keys and security.identity is not None
@@ -81,7 +84,9 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
                 local=address.loopback and not address.is_unix,
             )
             leaving = asyncio.Event()
-            app = make_app(clients, door, agent_rules=settings.agent_rules, leaving=leaving)
+            app = make_app(
+                clients, door, agent_rules=settings.agent_rules, leaving=leaving, tracer=tracer
+            )
             server = make_server(app, security, leaving=leaving)
             with _stopping(server, follow_parent=settings.follow_parent):
                 serving = asyncio.create_task(server.serve(sockets=[listener]))
@@ -89,6 +94,8 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
                 _log.info("serving", url=url, controller=settings.address)
                 on_ready(url)
                 await serving
+    if tracer is not None:
+        tracer.close()
     _log.info("stopped")
 
 

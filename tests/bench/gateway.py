@@ -1,8 +1,9 @@
 """`python -m tests.bench.gateway`: the same loads over gRPC and over HTTP, in turn.
 
 One controller with one worker, and the gateway that it started, serve a random Llama to a load
-generator of either kind, a process of its own. Each run has prompts of its own, the same for both
-ways. Ratios and differences are of medians, HTTP to gRPC.
+generator of either kind, a process of its own. Each run of either way has prompts of its own: one
+worker serves both, and keeps the prefix of whatever it has read. Ratios and differences are of
+medians, HTTP to gRPC.
 """
 
 from __future__ import annotations
@@ -12,14 +13,14 @@ import asyncio
 import random
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from mlxd import Client, LoadSpec, Weights
-from mlxd_controller.bench.requests import GRPC
+from mlxd_controller.bench.requests import GRPC, Request
 from mlxd_shared.ops.measuring import Measures, measures, medians
-from tests.bench.cases import CLIENTS, CONTEXT, make_closed
+from tests.bench.cases import CLIENTS, CONTEXT, Make, make_closed
 from tests.bench.load import HTTP
 from tests.bench.prompts import Prompts
 from tests.bench.report import json_line, machine
@@ -56,8 +57,8 @@ async def gateway_lines(folder: Path, *, runs: int) -> list[str]:
         for clients, make in LOADS.items():
             measured: dict[str, list[Measures]] = {way.kind: [] for way in ways}
             for number in range(runs):
-                requests = make(prompts, draws)
-                for way in ways if number % 2 else reversed(ways):
+                order = ways if number % 2 else ways[::-1]
+                for way, requests in draw_run(order, make, prompts, draws):
                     settling = make_closed(SETTLING, 16, 8)(prompts, draws)
                     outcomes = await put_load(way, requests, settling=settling, clients=clients)
                     measured[way.kind].append(measures(outcomes))
@@ -65,6 +66,13 @@ async def gateway_lines(folder: Path, *, runs: int) -> list[str]:
             sys.stderr.write("\n")
             lines += _report(clients, {kind: medians(each) for kind, each in measured.items()})
     return lines
+
+
+def draw_run(
+    ways: Sequence[Side], make: Make, prompts: Prompts, draws: random.Random
+) -> list[tuple[Side, list[Request]]]:
+    """Return what each way is asked in one run: as much of the same sizes, in other words."""
+    return [(way, make(prompts, draws)) for way in ways]
 
 
 def _report(clients: int, measured: Mapping[str, Measures]) -> list[str]:

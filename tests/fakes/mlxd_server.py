@@ -27,6 +27,7 @@ from mlxd.v1 import (
     types_pb2,
 )
 from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.ops.tracing import Tracer
 from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
@@ -212,14 +213,15 @@ async def serving(
     calls_max: int | None = None,
     security: ListenerSecurity = OPEN,
     make: type[FakeServer] = FakeServer,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[FakeServer]:
     """Serve on a port of the system's choice while the block lasts.
 
     calls_max: bounds calls and streams as a controller does; None: no bound. security: what calls
-    must carry. make: another server of the same services.
+    must carry. make: another server of the same services. tracer: traces its calls.
     """
     fake = make(answers)
-    server = make_server(Health(), (), calls_max=calls_max, security=security)
+    server = make_server(Health(), (), calls_max=calls_max, security=security, tracer=tracer)
     inference_pb2_grpc.add_InferenceServiceServicer_to_server(fake, server)
     model_pb2_grpc.add_ModelServiceServicer_to_server(fake, server)
     status_pb2_grpc.add_StatusServiceServicer_to_server(fake, server)

@@ -9,7 +9,11 @@ import msgspec
 import ollama._types as ollama_types
 import pytest
 from anthropic import types as anthropic_types
-from anthropic.types import message_count_tokens_params, message_create_params
+from anthropic.types import (
+    message_count_tokens_params,
+    message_create_params,
+    tool_result_block_param,
+)
 from openai.types import chat as openai_chat
 from openai.types import completion_create_params, embedding_create_params
 from openai.types.chat import completion_create_params as chat_create_params
@@ -95,10 +99,20 @@ TYPED = [
     (anthropic_types.ToolUseBlockParam, anthropic.ToolUse),
     (anthropic_types.ToolResultBlockParam, anthropic.ToolResult),
     (anthropic_types.ToolParam, anthropic.Tool),
-    (anthropic_types.ToolChoiceToolParam, anthropic.ToolChoice),
+    *((kind, anthropic.Tool) for kind in typing.get_args(anthropic_types.ToolUnionParam)),
+    *(
+        (kind, anthropic.Tool)
+        for kind in typing.get_args(anthropic_types.MessageCountTokensToolParam)
+    ),
+    *((kind, anthropic.ToolChoice) for kind in typing.get_args(anthropic_types.ToolChoiceParam)),
+    (anthropic_types.UserMessageParam, anthropic.User),
+    (anthropic_types.AssistantMessageParam, anthropic.Assistant),
+    (anthropic_types.SystemMessageParam, anthropic.System),
     (anthropic_types.ThinkingConfigEnabledParam, anthropic.ThinkingOn),
     (anthropic_types.ThinkingConfigAdaptiveParam, anthropic.ThinkingFree),
+    (anthropic_types.ThinkingConfigDisabledParam, anthropic.ThinkingOff),
     (anthropic_types.OutputConfigParam, anthropic.OutputConfig),
+    (anthropic_types.JSONOutputFormatParam, anthropic.OutputFormat),
 ]
 TYPES = [
     (response_input_item_param.ResponseInputItemParam, items.Item),
@@ -114,6 +128,10 @@ TYPES = [
         response_format_text_config_param.ResponseFormatTextConfigParam,
         typing.get_type_hints(responses.TextConfig)["format"],
     ),
+    (anthropic_types.ContentBlockParam, anthropic.UserBlock),
+    (anthropic_types.ContentBlockParam, anthropic.AssistantBlock),
+    (tool_result_block_param.Content, anthropic.ResultBlock),
+    (anthropic_types.ThinkingConfigParam, anthropic.ThinkingConfig),
 ]
 MODELS = [
     (ollama_types.ChatRequest, ollama.ChatRequest),

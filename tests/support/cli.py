@@ -29,7 +29,7 @@ def clean_environment() -> dict[str, str]:
     return NOBODYS_OWN | {
         name: value
         for name, value in os.environ.items()
-        if not name.startswith("MLXD_") and name not in {"COLUMNS", "FORCE_COLOR"}
+        if not name.startswith(("MLXD_", "OTEL_")) and name not in {"COLUMNS", "FORCE_COLOR"}
     }
 
 

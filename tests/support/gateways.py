@@ -18,6 +18,7 @@ from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.door import Door
 from mlxd_gateway.process import listen_on, make_server
 from mlxd_shared import config
+from mlxd_shared.ops.tracing import Tracer
 from mlxd_shared.security.listeners import OPEN
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.security.tokens import Token
@@ -58,6 +59,7 @@ async def gateway_over(
     local: bool = True,
     passes_keys: bool = False,
     agent_rules: bool = True,
+    tracer: Tracer | None = None,
 ) -> AsyncIterator[Web]:
     """Serve a gateway over the controller at `address`, in this event loop, around the body."""
     where = parse_address("127.0.0.1:0")
@@ -65,7 +67,7 @@ async def gateway_over(
         async with Clients(lambda: Client(address)) as clients:
             door = Door(token, passes_keys, origins, local)
             leaving = asyncio.Event()
-            app = make_app(clients, door, agent_rules=agent_rules, leaving=leaving)
+            app = make_app(clients, door, agent_rules=agent_rules, leaving=leaving, tracer=tracer)
             server = make_server(app, OPEN, leaving=leaving)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"
@@ -78,9 +80,11 @@ async def gateway_over(
 
 
 @asynccontextmanager
-async def serve_web(*options: str) -> AsyncIterator[Web]:
+async def serve_web(
+    *options: str, environment: Mapping[str, str] = NO_HEADERS
+) -> AsyncIterator[Web]:
     """Run `mlxd serve --http` with `options` around the body."""
-    async with serve("--http", "127.0.0.1:0", *options) as served:
+    async with serve("--http", "127.0.0.1:0", *options, environment=environment) as served:
         assert served.process.stdout is not None
         line = (await asyncio.wait_for(served.process.stdout.readline(), LIMIT_S)).decode().strip()
         assert line.startswith(config.GATEWAY_LISTENS), served.log_path.read_text(encoding="utf-8")

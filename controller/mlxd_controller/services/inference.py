@@ -94,6 +94,7 @@ class InferenceService:
                 self._spending(spec.model, ref, meter.counts),
             ):
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
+                meter.request_id = request_id
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 key = await run_paced(key_of, request, ref.digest)
                 relays = [

@@ -9,8 +9,10 @@ import grpc
 
 from mlxd.v1 import inference_pb2
 from mlxd_controller.metrics.counters import Metrics
+from mlxd_controller.metrics.phases import Waits, phases_of
 from mlxd_controller.runtime.ports import Clock
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.ops.tracing import Span, current_span
 from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_FROM_PB
 from mlxd_shared.wire.records import duration_from_pb
 from mlxd_shared.wire.status import end_code
@@ -34,11 +36,12 @@ class Counts:
 
 
 class Meter:
-    """A context around one Generate; `model` is set as soon as it is known."""
+    """A context around one Generate; `model` and `request_id` are set as soon as they are known."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         """Begin to measure."""
         self.model = UNKNOWN_MODEL
+        self.request_id = ""
         self.resumed = 0
         """How many tokens the client had before."""
         self.counts = Counts()
@@ -106,6 +109,9 @@ class Meter:
             code, tokens = grpc.StatusCode.OK, self.resumed + self.counts.generated_tokens
             reason = FINISH_FROM_PB.get(self._last.finish.reason)
             finish = NO_FINISH if reason is None else reason.value
+        span = current_span.get()
+        if span is not None:
+            self._trace(span, finish)
         self._metrics.requests.add(model=self.model, code=code.name, finish_reason=finish)
         self._metrics.duration.observe(seconds, model=self.model)
         _log.info(
@@ -115,3 +121,25 @@ class Meter:
             tokens=tokens,
             seconds=round(seconds, 3),
         )
+
+    def _trace(self, span: Span, finish: str) -> None:
+        """Tell a trace what the call was, and where its time went."""
+        span.note(
+            {
+                "gen_ai.request.model": self.model,
+                "gen_ai.usage.input_tokens": self.counts.prompt_tokens,
+                "gen_ai.usage.output_tokens": self.counts.generated_tokens,
+                "gen_ai.response.finish_reasons": (finish,),
+                "mlxd.request_id": self.request_id,
+            }
+        )
+        waits = None
+        if self._last is not None and not self._last.usage.migrations:
+            usage = self._last.usage
+            waits = Waits(
+                load_s=duration_from_pb(usage.load_duration),
+                queue_s=duration_from_pb(usage.queue_duration),
+                prompt_s=duration_from_pb(usage.prompt_duration),
+            )
+        for phase in phases_of(self.age_s, self._first_s, waits):
+            span.add_phase(phase.name, phase.begun_ago_s, phase.ended_ago_s)

@@ -16,6 +16,7 @@ import json
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from mlxd import Chat, ChatMessage
 from mlxd_gateway.agents import heads
@@ -24,9 +25,11 @@ from mlxd_gateway.agents.reminders import is_reminder, join, remind
 OF_SYSTEM = ("system", "developer")
 KEPT_THINKING = {"clear_thinking": False, "preserve_thinking": True}
 """What templates call it that reasoning of earlier turns stays; each knows one of them, or none."""
+EFFORT, DEFAULT_EFFORT = "reasoning_effort", "high"
 Placed = tuple[ChatMessage, str]
 """A message, and the request's field that it comes from."""
 Change = Callable[[Sequence[Placed]], Sequence[Placed]]
+Vary = Callable[[Chat], Chat]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +40,9 @@ class Rule:
     recognises: str
     does: str
     change: Change | None = None
-    """What becomes of the messages; None: the rule concerns the template's variables."""
+    """What becomes of the messages; None: they stay."""
+    vary: Vary | None = None
+    """What becomes of the template's variables; None: they stay."""
 
 
 def apply_rules(
@@ -52,8 +57,8 @@ def apply_rules(
     for rule in rules:
         if rule.change is not None:
             placed = rule.change(placed)
-        elif chat.tools_json:
-            chat = _keep_thinking(chat)
+        if rule.vary is not None:
+            chat = rule.vary(chat)
     messages = tuple(message for message, _ in placed)
     if messages != chat.messages:
         chat = replace(chat, messages=messages)
@@ -62,13 +67,40 @@ def apply_rules(
 
 def _keep_thinking(chat: Chat) -> Chat:
     """Return a chat whose template keeps reasoning, unless the request says something of that."""
+    sent = _variables_of(chat) if chat.tools_json else None
+    if sent is None or not KEPT_THINKING.keys().isdisjoint(sent):
+        return chat
+    return replace(chat, variables_json=json.dumps({**sent, **KEPT_THINKING}))
+
+
+def _leave_effort(chat: Chat) -> Chat:
+    """Return a chat that leaves the effort to the model, where it is what the API has anyway."""
+    sent = _variables_of(chat)
+    if sent is None or sent.get(EFFORT) != DEFAULT_EFFORT:
+        return chat
+    rest = {name: value for name, value in sent.items() if name != EFFORT}
+    return replace(chat, variables_json=json.dumps(rest) if rest else "")
+
+
+def _variables_of(chat: Chat) -> dict[str, Any] | None:
+    """Return the template's variables; None where who reads them will say what is wrong."""
     try:
         sent = json.loads(chat.variables_json or "{}")
     except (ValueError, RecursionError):
-        return chat  # who reads it says what is wrong with it
-    if not isinstance(sent, dict) or not KEPT_THINKING.keys().isdisjoint(sent):
-        return chat
-    return replace(chat, variables_json=json.dumps({**sent, **KEPT_THINKING}))
+        return None
+    return sent if isinstance(sent, dict) else None
+
+
+def _join_head(placed: Sequence[Placed]) -> Sequence[Placed]:
+    """Have what the system says at the beginning be one message, under the role that all know."""
+    head = placed[: _head_length(placed)]
+    if not head or any(message.parts for message, _ in head):
+        return placed
+    if len(head) == 1 and head[0][0].role == OF_SYSTEM[0]:
+        return placed
+    (first, place), *others = head
+    content = join(first.content, *(message.content for message, _ in others))
+    return [(replace(first, role=OF_SYSTEM[0], content=content), place), *placed[len(head) :]]
 
 
 @dataclass(slots=True)
@@ -254,7 +286,23 @@ KEEP_THINKING = Rule(
     " variables",
     "sets `clear_thinking` to false and `preserve_thinking` to true, for templates that would drop"
     " the reasoning of earlier turns",
+    vary=_keep_thinking,
 )
-OF_ANY_API = (DATE, CLOCK, TOKENS_LEFT, BILLING_HEADER, REMINDERS, KEEP_THINKING)
+ONE_HEAD = Rule(
+    "one-head",
+    "several messages of role `system` or `developer` that a conversation begins with, or one of"
+    " role `developer`",
+    "become one message of role `system`: many templates refuse a second one, or the role"
+    " `developer`",
+    _join_head,
+)
+EFFORT_RULE = Rule(
+    "default-effort",
+    "an `effort` of `high`, which is that API's default (Anthropic's API alone)",
+    "is left to the model: Claude Code sends it always, and templates that know efforts by other"
+    " names refuse it",
+    vary=_leave_effort,
+)
+OF_ANY_API = (DATE, CLOCK, TOKENS_LEFT, BILLING_HEADER, REMINDERS, KEEP_THINKING, ONE_HEAD)
 """In the order in which they apply: what one leaves, no rule before it would have recognised."""
-OF_ANTHROPIC = (LATE_SYSTEM, *OF_ANY_API)
+OF_ANTHROPIC = (LATE_SYSTEM, EFFORT_RULE, *OF_ANY_API)

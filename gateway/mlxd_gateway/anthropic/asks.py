@@ -96,6 +96,9 @@ def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, 
             for one in _messages(message, f"messages[{index}]")
         ),
     ]
+    for index, tool in enumerate(request.tools or ()):
+        if not tool.name:
+            raise BadField(f"tools[{index}].name", "is needed")
     sent = request.tool_choice or r.ToolChoice("auto")
     if sent.type == "tool" and not sent.name:
         raise BadField("tool_choice.name", "is needed")
@@ -150,7 +153,7 @@ def _user_blocks(message: r.User, place: str) -> Iterator[Placed]:
         yield ChatMessage("user", _text(run)), place
 
 
-def _texts_in(content: str | list[r.Text | r.Image | r.Document] | None) -> str | list[r.Text]:
+def _texts_in(content: str | list[r.ResultBlock] | None) -> str | list[r.Text]:
     """Return a tool's answer; what is no text was refused before."""
     if content is None or isinstance(content, str):
         return content or ""

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
+from mlxd_gateway.common.fates import (
+    ABSENT,
+    Foreign,
+    Stops,
+    foreign,
+    honour,
+    pass_over,
+    turn_down,
+)
 from mlxd_shared import config
 
 NO_SIGHT = "no model here sees: text alone"
 OF_CACHE = "prefixes are kept by themselves"
 OF_SERVER = "tools run with the client, not here"
 OF_ACCOUNT = "concerns an account with Anthropic"
+OF_USER = "belongs in a user's message"
+OF_ASSISTANT = "belongs in an assistant's message"
+_OfServer = foreign(
+    OF_SERVER, "server_tool_use", "web_search_tool_result", "web_fetch_tool_result",
+    "code_execution_tool_result", "bash_code_execution_tool_result",
+    "text_editor_code_execution_tool_result", "tool_search_tool_result", "container_upload",
+)  # fmt: skip
+_SearchResult = foreign("send it as text", "search_result")
 
 
 class _Block(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
@@ -62,13 +78,42 @@ class Document(_Block, tag="document", forbid_unknown_fields=False):
     source: Annotated[Any, turn_down(NO_SIGHT)]
 
 
+if TYPE_CHECKING:
+    ResultBlock: TypeAlias = Text | Image | Document | Foreign
+else:
+    ResultBlock = Union[
+        (
+            Text, Image, Document, *_SearchResult,
+            *foreign(OF_SERVER, "tool_reference", "browser_state"),
+        )
+    ]  # fmt: skip
+
+
 class ToolResult(_Block, tag="tool_result"):
     """What a tool answers."""
 
     tool_use_id: str
-    content: str | list[Text | Image | Document] | None = None
+    content: str | list[ResultBlock] | None = None
     is_error: Annotated[bool, pass_over("the content says it")] = False
     toolset_name: Annotated[str | None, turn_down(OF_SERVER)] = None
+
+
+if TYPE_CHECKING:
+    UserBlock: TypeAlias = Text | ToolResult | Image | Document | Foreign
+    AssistantBlock: TypeAlias = Text | Thinking | RedactedThinking | ToolUse | Foreign
+else:
+    UserBlock = Union[
+        (
+            Text, ToolResult, Image, Document, *_SearchResult, *_OfServer,
+            *foreign(OF_ASSISTANT, "thinking", "redacted_thinking", "tool_use"),
+        )
+    ]  # fmt: skip
+    AssistantBlock = Union[
+        (
+            Text, Thinking, RedactedThinking, ToolUse, *_OfServer,
+            *foreign(OF_USER, "image", "document", "search_result", "tool_result"),
+        )
+    ]  # fmt: skip
 
 
 class _Message(msgspec.Struct, tag_field="role", forbid_unknown_fields=True):
@@ -78,13 +123,13 @@ class _Message(msgspec.Struct, tag_field="role", forbid_unknown_fields=True):
 class User(_Message, tag="user"):
     """What the user, or a tool, says."""
 
-    content: str | list[Text | ToolResult | Image | Document]
+    content: str | list[UserBlock]
 
 
 class Assistant(_Message, tag="assistant"):
     """What the model said."""
 
-    content: str | list[Text | Thinking | RedactedThinking | ToolUse]
+    content: str | list[AssistantBlock]
 
 
 class System(_Message, tag="system"):
@@ -94,18 +139,29 @@ class System(_Message, tag="system"):
 
 
 class Tool(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
-    """A tool on offer."""
+    """A tool on offer. Another type than custom is one of Anthropic's own, with its options."""
 
-    name: str
+    type: Annotated[str | None, turn_down(OF_SERVER, neutral=("custom",))] = None
+    name: str = ""
     description: str | None = None
     input_schema: Raw = ABSENT
-    type: Annotated[str | None, turn_down(OF_SERVER, neutral=("custom",))] = None
     strict: Annotated[bool | None, honour("arguments match the schema")] = None
     allowed_callers: Annotated[list[str] | None, turn_down(OF_SERVER, neutral=(["direct"],))] = None
     cache_control: Annotated[Raw, pass_over(OF_CACHE)] = ABSENT
     defer_loading: Annotated[bool | None, turn_down("every tool is shown", neutral=(False,))] = None
     eager_input_streaming: Annotated[Raw, pass_over("a call comes when it is whole")] = ABSENT
     input_examples: Annotated[Raw, pass_over("models are not shown them")] = ABSENT
+    allowed_domains: Annotated[Any, turn_down(OF_SERVER)] = None
+    blocked_domains: Annotated[Any, turn_down(OF_SERVER)] = None
+    citations: Annotated[Any, turn_down(OF_SERVER)] = None
+    configs: Annotated[Any, turn_down(OF_SERVER)] = None
+    max_characters: Annotated[Any, turn_down(OF_SERVER)] = None
+    max_content_tokens: Annotated[Any, turn_down(OF_SERVER)] = None
+    max_uses: Annotated[Any, turn_down(OF_SERVER)] = None
+    response_inclusion: Annotated[Any, turn_down(OF_SERVER)] = None
+    url_sources: Annotated[Any, turn_down(OF_SERVER)] = None
+    use_cache: Annotated[Any, turn_down(OF_SERVER)] = None
+    user_location: Annotated[Any, turn_down(OF_SERVER)] = None
 
 
 class ToolChoice(msgspec.Struct, forbid_unknown_fields=True):
@@ -131,6 +187,17 @@ class ThinkingFree(msgspec.Struct, tag="adaptive", tag_field="type", forbid_unkn
     """The model thinks as it likes."""
 
     display: Annotated[Raw, pass_over("what a model thinks is shown")] = ABSENT
+
+
+if TYPE_CHECKING:
+    ThinkingConfig: TypeAlias = ThinkingOn | ThinkingOff | ThinkingFree | Foreign
+else:
+    ThinkingConfig = Union[
+        (
+            ThinkingOn, ThinkingOff, ThinkingFree,
+            *foreign("a chat's template decides where its model thinks", "between_tools"),
+        )
+    ]  # fmt: skip
 
 
 class OutputFormat(msgspec.Struct, forbid_unknown_fields=True):
@@ -159,7 +226,7 @@ class _Conversation(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     tools: Annotated[list[Tool], msgspec.Meta(max_length=config.CHAT_TOOLS_MAX)] | None = None
     tool_choice: ToolChoice | None = None
     thinking: Annotated[
-        ThinkingOn | ThinkingOff | ThinkingFree | None,
+        ThinkingConfig | None,
         honour("enable_thinking, a variable of the chat's template"),
     ] = None
     output_config: OutputConfig | None = None

@@ -18,6 +18,8 @@ NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here sees or hears: text alone"
 OF_ACCOUNT = "concerns an account with OpenAI"
 SENT_BACK = "part of an answer that is sent back"
+FROM_PARSING = "what OpenAI's packages have read in an answer that is sent back"
+FROM_LITELLM = "LiteLLM's own, part of an answer that is sent back"
 
 
 class Text(msgspec.Struct, tag="text", forbid_unknown_fields=True):
@@ -87,6 +89,7 @@ class CalledFunction(msgspec.Struct, forbid_unknown_fields=True):
 
     name: str
     arguments: str
+    parsed_arguments: Annotated[Raw, pass_over(FROM_PARSING)] = ABSENT
 
 
 class Call(msgspec.Struct, forbid_unknown_fields=True):
@@ -107,6 +110,8 @@ class Assistant(_Message, tag="assistant", kw_only=True):
     reasoning: Annotated[str | None, honour("another name of reasoning_content")] = None
     refusal: Annotated[Raw, pass_over(SENT_BACK)] = ABSENT
     annotations: Annotated[Raw, pass_over(SENT_BACK)] = ABSENT
+    parsed: Annotated[Raw, pass_over(FROM_PARSING)] = ABSENT
+    provider_specific_fields: Annotated[Raw, pass_over(FROM_LITELLM)] = ABSENT
     audio: Annotated[Any, turn_down(NO_SOUND)] = None
     function_call: Annotated[Any, turn_down("the older form of tool_calls")] = None
 

@@ -17,11 +17,13 @@ from grpc_reflection.v1alpha import reflection
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.tracing import Tracer
 from mlxd_shared.security.callers import CallerInterceptor
 from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import CLIENTS_OPTIONS, SERVER_OPTIONS, Address
 from mlxd_shared.security.unix_socket import claim_socket
 from mlxd_shared.serving.health import Health
+from mlxd_shared.serving.traces import TraceInterceptor
 from mlxd_shared.wire.admission import AdmissionInterceptor
 from mlxd_shared.wire.intake import Intake
 from mlxd_shared.wire.interceptors import ErrorInterceptor
@@ -39,6 +41,7 @@ def make_server(
     limits: Limits = FROM_CLIENTS,
     calls_max: int | None = None,
     proof: Proof | None = None,
+    tracer: Tracer | None = None,
 ) -> grpc.aio.Server:
     """Return a server with interceptors, bounds, health and reflection, not yet listening.
 
@@ -48,6 +51,7 @@ def make_server(
     calls_max: how many calls it works on at once, see `admission`; None: no bound, for a worker,
         whose one client is bounded.
     proof: what a worker's own controller sends with requests that it has checked.
+    tracer: traces the calls of whoever is let in; None: nothing does.
     """
     intake = Intake(limits)
     interceptors: list[grpc.aio.ServerInterceptor] = [ErrorInterceptor(intake, proof=proof)]
@@ -55,6 +59,8 @@ def make_server(
     if calls_max is not None:
         interceptors.insert(0, AdmissionInterceptor(calls_max))
         options += CLIENTS_OPTIONS
+    if tracer is not None:
+        interceptors.insert(0, TraceInterceptor(tracer))
     if security.needs_secret:
         interceptors.insert(0, CallerInterceptor(security))
     server = grpc.aio.server(interceptors=interceptors, options=options)

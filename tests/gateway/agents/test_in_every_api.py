@@ -62,6 +62,6 @@ async def test_a_response_is_kept_as_it_was_sent() -> None:
         more = {"model": "demo", "input": "more", "previous_response_id": first["id"]}
         assert (await web.post("/v1/responses", more)).status_code == 200
         before, after = chats(fake)
-        assert before == [("developer", "Be brief."), MOVED[1]]
+        assert before == [("system", "Be brief."), MOVED[1]]
         assert after[: len(before)] == before
         assert [role for role, _ in after[len(before) :]] == ["assistant", "user"]

@@ -47,6 +47,35 @@ def tool(text: str) -> ChatMessage:
 ANSWER = ChatMessage("assistant", "ok")
 
 
+def developer(text: str) -> ChatMessage:
+    """Return what the application says, as OpenAI's newer clients call it."""
+    return ChatMessage("developer", text)
+
+
+def test_a_conversation_has_one_head() -> None:
+    """All of it in one message that every template knows; what comes later stays where it is."""
+    one = system("a\n\nb\n\nc")
+    late = (user("u"), ANSWER, developer("d"), user("v"))
+    assert settle(developer("a"), system("b"), developer("c"), *late, by=OF_ANY_API) == (one, *late)
+    assert settle(developer("a"), user("u")) == (system("a"), user("u"))
+    seen = ChatMessage("developer", parts=(ContentPart(text="a"),))
+    for kept in ((system("a"), user("u")), (user("u"),), (seen, system("b"))):
+        assert settle(*kept, by=OF_ANY_API) == kept
+
+
+def test_an_apis_default_effort_is_the_models_own() -> None:
+    """Of Anthropic's API alone, and nothing but `high`: another effort is asked for."""
+    for sent, left in (
+        ('{"reasoning_effort": "high"}', ""),
+        ('{"enable_thinking": true, "reasoning_effort": "high"}', '{"enable_thinking": true}'),
+        ('{"reasoning_effort": "low"}', '{"reasoning_effort": "low"}'),
+        ("", ""), ("[", "["),
+    ):  # fmt: skip
+        chat = Chat((user("u"),), variables_json=sent)
+        assert apply_rules(OF_ANTHROPIC, chat, ())[0].variables_json == left
+        assert apply_rules(OF_ANY_API, chat, ())[0] is chat
+
+
 def test_a_billing_header_is_left_out() -> None:
     """The first line of what the system says, or all of it; not where somebody quotes it."""
     assert settle(system(f"{HEADER}\nYou help."), user("u")) == (system("You help."), user("u"))

@@ -13,6 +13,7 @@ from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.anthropic.asks import ask_count, ask_message
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.fates import refuse
 
 
 def ask_of(**fields: Any) -> Ask:
@@ -76,6 +77,54 @@ def test_tools_are_offered_as_functions() -> None:
     assert json.loads(offered) == {"type": "function", "function": function}
     (strict,) = chat_of(tools=[{**tool, "strict": True}]).tools_json
     assert json.loads(strict)["function"] == {**function, "strict": True}
+
+
+@pytest.mark.parametrize(
+    ("field", "fields"),
+    [
+        ("tools[0].type", {"tools": [{"type": "web_search_20250305", "name": "a", "max_uses": 1}]}),
+        ("tools[0].type", {"tools": [{"type": "computer_toolset_20260801", "configs": {}}]}),
+        ("tools[0].max_uses", {"tools": [{"name": "a", "max_uses": 1}]}),
+        ("thinking.type", {"thinking": {"type": "between_tools"}}),
+        (
+            "messages[0].content[1].type",
+            {"messages": [{"role": "user", "content": [
+                {"type": "text", "text": "a"}, {"type": "search_result", "title": "b"}]}]},
+        ),
+        (
+            "messages[0].content[0].type",
+            {"messages": [{"role": "assistant", "content": [
+                {"type": "server_tool_use", "id": "a", "name": "web_search", "input": {}}]}]},
+        ),
+        (
+            "messages[0].content[0].type",
+            {"messages": [{"role": "user", "content": [{"type": "tool_use", "id": "a"}]}]},
+        ),
+        (
+            "messages[0].content[0].content[0].type",
+            {"messages": [{"role": "user", "content": [
+                {"type": "tool_result", "tool_use_id": "a", "content": [
+                    {"type": "tool_reference", "tool_name": "b"}]}]}]},
+        ),
+    ],
+)  # fmt: skip
+def test_what_runs_with_anthropic_is_refused_by_its_type(
+    field: str, fields: dict[str, object]
+) -> None:
+    """Types of tools, blocks and thinking that are served elsewhere, whatever else is there."""
+    body = {"model": "m", "max_tokens": 1, "messages": MESSAGES, **fields}
+    with pytest.raises(BadField) as caught:
+        refuse(msgspec.json.decode(json.dumps(body), type=r.MessageRequest))
+
+    assert caught.value.failure.field == field
+
+
+def test_a_tool_of_the_client_s_has_a_name() -> None:
+    """One without is named by its place."""
+    with pytest.raises(BadField) as caught:
+        chat_of(tools=[{"name": "f"}, {"description": "d"}])
+
+    assert caught.value.failure.field == "tools[1].name"
 
 
 def test_who_decides_on_calls() -> None:

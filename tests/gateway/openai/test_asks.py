@@ -59,6 +59,25 @@ def test_every_sampling_field_is_passed_on() -> None:
     assert ask.rename("max_tokens") == "max_completion_tokens"
 
 
+def test_what_packages_add_to_an_answer_may_come_back() -> None:
+    """Their readers' fields, and LiteLLM's, are passed over in a message that is sent again."""
+    function = {"name": "f", "arguments": "{}", "parsed_arguments": {}}
+    sent = {
+        "role": "assistant",
+        "content": None,
+        "refusal": None,
+        "parsed": None,
+        "provider_specific_fields": {"refusal": None},
+        "tool_calls": [{"id": "a", "type": "function", "function": function}],
+    }
+    body = read(r.ChatRequest, {"messages": [USER, sent]})
+    refuse(body)
+    prompt = ask_chat(body).prompt
+
+    assert isinstance(prompt, Chat)
+    assert prompt.messages[1].tool_calls == (ToolCall("f", "{}", "a"),)
+
+
 def test_who_decides_on_calls() -> None:
     """Each choice is one of the wire's, whose fields have the request's names."""
     wanted: list[tuple[object, ToolChoice, str]] = [

@@ -180,6 +180,7 @@ class ResponseRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
         honour(f"{LOGPROBS}; what the others name never occurs here"),
     ] = None
     metadata: Annotated[dict[str, str] | None, honour("comes back with the response")] = None
+    client_metadata: Annotated[Raw, pass_over("Codex's own: who runs it")] = ABSENT
     top_k: Annotated[int | None, honour("not of OpenAI's: keep the k likeliest tokens")] = None
     min_p: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None
     repetition_penalty: Annotated[float | None, honour("not of OpenAI's: as mlxd's own")] = None

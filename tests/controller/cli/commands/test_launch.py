@@ -125,8 +125,9 @@ async def test_codex(path: str, tmp_path: Path) -> None:
     assert variables == {KEY: TOKEN}
     assert "every user can read" in ran.err
     assert arguments[-2:] == ["exec", "hi"]
-    assert arguments[:-2:2] == ["-c"] * 6
+    assert arguments[:-2:2] == ["-c"] * 8
     assert arguments[1:-2:2] == [
+        'web_search="disabled"', "features.multi_agent=false",
         'model_provider="mlxd"', 'model_providers.mlxd.name="mlxd"',
         f'model_providers.mlxd.base_url="{url}/v1"', f'model_providers.mlxd.env_key="{KEY}"',
         'model_providers.mlxd.wire_api="responses"', 'model="org/served"',

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -192,3 +193,18 @@ def test_what_asks_for_nothing_is_good() -> None:
         prompt_cache_key="k", service_tier="auto", store=True, top_logprobs=0,
     )  # fmt: skip
     assert ask.logprobs is None
+
+
+def test_what_codex_always_sends_is_passed_over() -> None:
+    """Its first request, but for tools and texts, asks for nothing but a conversation."""
+    sent: dict[str, Any] = {
+        "store": False,
+        "include": ["reasoning.encrypted_content"],
+        "reasoning": {"summary": "auto"},
+        "prompt_cache_key": "01a20e36",
+        "client_metadata": {"session_id": "01a20e36"},
+        "tool_choice": "auto",
+        "parallel_tool_calls": True,
+    }
+
+    assert ask_of(**sent).prompt == replace(chat_of(), parallel_tool_calls=True)

@@ -1,0 +1,161 @@
+"""Traces by OpenTelemetry, where OTEL_* variables ask for them; nothing is imported otherwise.
+
+Invariants:
+- A span's parent is the caller's, as `traceparent` and `tracestate` of W3C's Trace Context name it,
+  in HTTP's heads and in gRPC's metadata alike. What is not well-formed is no parent.
+- Spans leave by a thread of the SDK's own. A collector that is slow or gone costs spans, not time.
+- No prompt, no output and no credential is ever an attribute.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterable, Mapping
+from contextvars import ContextVar
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Final, TypeAlias
+
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
+
+if TYPE_CHECKING:
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.trace import Span as OtelSpan
+    from opentelemetry.trace import Tracer as OtelTracer
+
+Attribute: TypeAlias = "str | int | float | bool | tuple[str, ...]"
+NAMES: Final = ("traceparent", "tracestate")
+ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+_NS_PER_S = 1_000_000_000
+
+
+class Span:
+    """What one process does for one request: begun by a `Tracer`, and to be ended once."""
+
+    def __init__(self, tracer: OtelTracer, own: OtelSpan) -> None:
+        self._tracer = tracer
+        self._own = own
+
+    @property
+    def headers(self) -> tuple[tuple[str, str], ...]:
+        """What calls carry that are made for this request, so that theirs are its children."""
+        from opentelemetry.trace import set_span_in_context  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+            TraceContextTextMapPropagator,
+        )
+
+        carrier: dict[str, str] = {}
+        TraceContextTextMapPropagator().inject(carrier, set_span_in_context(self._own))
+        return tuple(carrier.items())
+
+    def note(self, attributes: Mapping[str, Attribute]) -> None:
+        """Add attributes."""
+        self._own.set_attributes(attributes)
+
+    def rename(self, name: str) -> None:
+        """Give it another name."""
+        self._own.update_name(name)
+
+    def add_phase(self, name: str, begun_ago_s: float, ended_ago_s: float) -> None:
+        """Add a child that is over: a phase of the work, by how long ago it began and ended."""
+        from opentelemetry.trace import set_span_in_context  # noqa: PLC0415
+
+        now_ns = time.time_ns()
+        phase = self._tracer.start_span(
+            name,
+            context=set_span_in_context(self._own),
+            start_time=now_ns - round(begun_ago_s * _NS_PER_S),
+        )
+        phase.end(now_ns - round(ended_ago_s * _NS_PER_S))
+
+    def end(self, *, problem: str = "") -> None:
+        """End it; `problem` says why it failed, where it did."""
+        from opentelemetry.trace import Status, StatusCode  # noqa: PLC0415
+
+        if problem:
+            self._own.set_status(Status(StatusCode.ERROR, problem))
+        self._own.end()
+
+
+current_span: ContextVar[Span | None] = ContextVar("current_span", default=None)
+"""The span of the call that the current task works on; None where nothing is traced."""
+
+
+class Tracer:
+    """Begins spans; owns the SDK's provider."""
+
+    def __init__(self, provider: TracerProvider) -> None:
+        """Take a provider that has its exporter."""
+        self._provider = provider
+        self._tracer = provider.get_tracer("mlxd")
+
+    def begin(self, name: str, metadata: Iterable[tuple[str, object]]) -> Span:
+        """Begin a span of a server, whose caller sent `metadata`, its names in lower case."""
+        from opentelemetry.trace import SpanKind  # noqa: PLC0415
+        from opentelemetry.trace.propagation.tracecontext import (  # noqa: PLC0415
+            TraceContextTextMapPropagator,
+        )
+
+        carrier = {key: str(value) for key, value in metadata if key in NAMES}
+        parent = TraceContextTextMapPropagator().extract(carrier)
+        own = self._tracer.start_span(name, context=parent, kind=SpanKind.SERVER)
+        return Span(self._tracer, own)
+
+    def close(self, *, flush_s: float = config.TRACES_FLUSH_S) -> None:
+        """Send what is left, within `flush_s`; blocks for as long."""
+        flushing = threading.Thread(target=self._provider.shutdown, daemon=True)
+        flushing.start()
+        flushing.join(flush_s)
+
+
+def tracer_of(service: str, environment: Mapping[str, str]) -> Tracer | None:
+    """Return what traces a process, as OTEL_* variables say; None where they ask for no traces.
+
+    The SDK reads the others itself: endpoint, headers, sampler, limits, resource. `service` is
+    the process's name, unless OTEL_SERVICE_NAME gives another.
+
+    Raises:
+        InvalidRequest: what a variable asks for is not there; names the variable.
+    """
+    if not wants_traces(environment):
+        return None
+    if any(find_spec(name) is None for name in ("opentelemetry.sdk", "opentelemetry.exporter")):
+        raise InvalidRequest.of(
+            "OTEL_EXPORTER_OTLP_ENDPOINT", "needs the extra otel: pip install 'mlxd[otel]'"
+        )
+    from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
+        OTLPSpanExporter,
+    )
+    from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
+    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+
+    name = environment.get("OTEL_SERVICE_NAME") or service
+    provider = TracerProvider(
+        resource=Resource.create({"service.name": name}), shutdown_on_exit=False
+    )
+    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    return Tracer(provider)
+
+
+def wants_traces(environment: Mapping[str, str]) -> bool:
+    """Return whether OTEL_* variables ask for traces: an endpoint, or the exporter by its name.
+
+    Raises:
+        InvalidRequest: they ask for another exporter than OTLP, or for OTLP not over gRPC.
+    """
+    if environment.get("OTEL_SDK_DISABLED", "").strip().lower() == "true":
+        return False
+    exporter = environment.get("OTEL_TRACES_EXPORTER", "")
+    if exporter == "none" or not (exporter or any(environment.get(name) for name in ENDPOINTS)):
+        return False
+    if exporter not in ("", "otlp"):
+        raise InvalidRequest.of("OTEL_TRACES_EXPORTER", f"otlp or none, not {exporter:.40}")
+    protocol, name = next(
+        ((environment[name], name) for name in PROTOCOLS if environment.get(name)), ("grpc", "")
+    )
+    if protocol != "grpc":
+        raise InvalidRequest.of(name, f"traces are sent by grpc, not by {protocol:.40}")
+    return True

@@ -1,0 +1,99 @@
+"""One span a call, of all four kinds of method, for servers that are traced.
+
+Invariants:
+- Calls that ask for health or status, and those of others' services, have none.
+- The span is the current one in the call's own task, and ends as the call does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import aclosing
+from typing import Any
+
+import grpc
+
+from mlxd_shared.ops.tracing import Span, Tracer, current_span
+from mlxd_shared.security.callers import OWN_PREFIX
+from mlxd_shared.wire.interceptors import Context, Continuation, Handler, is_inquiry
+
+_LEFT = grpc.StatusCode.CANCELLED
+
+
+class TraceInterceptor(grpc.aio.ServerInterceptor):
+    """Traces calls. To stand behind what lets callers in, and before everything else."""
+
+    def __init__(self, tracer: Tracer) -> None:
+        """Begin spans by `tracer`."""
+        self._tracer = tracer
+
+    async def intercept_service(
+        self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
+    ) -> Handler | None:
+        """Begin a span, and have the handler end it."""
+        method = handler_call_details.method
+        if is_inquiry(method) or not method.startswith(OWN_PREFIX):
+            return await continuation(handler_call_details)
+        service, _, name = method[1:].rpartition("/")
+        span = self._tracer.begin(method[1:], handler_call_details.invocation_metadata or ())
+        span.note({"rpc.system": "grpc", "rpc.service": service, "rpc.method": name})
+        current_span.set(span)  # each call has a task of its own
+        handler = await continuation(handler_call_details)
+        if handler is None:
+            span.end(problem=grpc.StatusCode.UNIMPLEMENTED.name)
+            return None
+        return _wrap(handler, span)
+
+
+def _wrap(handler: Any, span: Span) -> Handler:  # noqa: ANN401 - gRPC's are untyped
+    taking = "stream" if handler.request_streaming else "unary"
+    kind = f"{taking}_stream" if handler.response_streaming else f"{taking}_unary"
+    behaviour = getattr(handler, kind)
+    follow = _follow_stream if handler.response_streaming else _follow_unary
+    wrapped: Handler = getattr(grpc, f"{kind}_rpc_method_handler")(
+        follow(behaviour, span),
+        request_deserializer=handler.request_deserializer,
+        response_serializer=handler.response_serializer,
+    )
+    return wrapped
+
+
+def _follow_unary(behaviour: Any, span: Span) -> Any:  # noqa: ANN401
+    async def follow(request: Any, context: Context) -> Any:  # noqa: ANN401
+        left = True
+        try:
+            answer = await behaviour(request, context)
+            left = False
+        except grpc.aio.AbortError:
+            left = False
+            raise
+        finally:
+            _end(span, context, left=left)
+        return answer
+
+    return follow
+
+
+def _follow_stream(behaviour: Any, span: Span) -> Any:  # noqa: ANN401
+    async def follow(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
+        left = True
+        try:
+            async with aclosing(behaviour(request, context)) as messages:
+                async for message in messages:
+                    yield message
+            left = False
+        except grpc.aio.AbortError:
+            left = False
+            raise
+        finally:
+            _end(span, context, left=left)
+
+    return follow
+
+
+def _end(span: Span, context: Context, *, left: bool) -> None:
+    """End a call's span with the call's status; left: the client has gone."""
+    set_code: Any = context.code()  # a StatusCode, whatever the stubs say; None: the call was good
+    code = _LEFT if left else set_code or grpc.StatusCode.OK
+    span.note({"rpc.grpc.status_code": code.value[0]})
+    span.end(problem="" if code is grpc.StatusCode.OK else code.name)
