@@ -109,28 +109,29 @@ def stand_in_front(
             raise ProductsError(f"{path} was built from another source: install mlxd again")
     except (OSError, AttributeError) as error:
         raise ProductsError(f"{path} cannot be used: {error}") from error
-    instructions = _start(library, blas, threads, "" if choice == "auto" else choice)
+    instructions = start(library, blas, threads, "" if choice == "auto" else choice)
     if not instructions:
         raise ProductsError("there are no kernels for this processor")
     products = Products(library, instructions, library["mlxd_products_rows"](ctypes.c_long(1)))
     problem = disagreement(library, blas)
     if problem is not None:
-        library["mlxd_products_stop"](_hand_over(blas))
+        library["mlxd_products_stop"](hand_over(blas))
         raise ProductsError(f"mlxd's {instructions} kernels are off: {problem}")
     SWITCHES.follow(lambda: _obey(library))
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL | os.RTLD_NOW)
     return products
 
 
-def _start(library: ctypes.CDLL, blas: ctypes.CDLL, threads: int, instructions: str) -> str:
-    start = library["mlxd_products_start"]
-    start.restype = ctypes.c_char_p
+def start(library: ctypes.CDLL, blas: ctypes.CDLL, threads: int, instructions: str) -> str:
+    """Have our library compute in front of `blas`; return the instruction set, "" for none."""
+    function = library["mlxd_products_start"]
+    function.restype = ctypes.c_char_p
     behind = ctypes.cast(blas["cblas_sgemm"], ctypes.c_void_p)
-    name: bytes = start(behind, _hand_over(blas), ctypes.c_int(threads), instructions.encode())
+    name: bytes = function(behind, hand_over(blas), ctypes.c_int(threads), instructions.encode())
     return name.decode()
 
 
-def _hand_over(blas: ctypes.CDLL) -> ctypes.c_void_p:
+def hand_over(blas: ctypes.CDLL) -> ctypes.c_void_p:
     """Return the function by which an OpenBLAS is told whose threads to use, null without one."""
     try:
         return ctypes.cast(blas["openblas_set_threads_callback_function"], ctypes.c_void_p)
