@@ -66,31 +66,39 @@ def compiler() -> list[str] | None:
 
 
 def compile_products(folder: Path) -> str | None:
-    """Make the library in `folder`; return why it could not be made, or None.
+    """Make the library in `folder` unless it is there; return why it could not be, or None.
 
-    A process that has the old one open keeps it: the new one is renamed into its place.
+    A process that has an old one open keeps it: the new one is renamed into its place. An old one
+    goes where no new one can be made.
     """
+    library, digest = folder / LIBRARY, source_digest(folder)
+    if library.exists() and digest.encode() in library.read_bytes():
+        return None
+    scratch = folder / f".{LIBRARY}.{os.getpid()}"
+    problem = _compile(folder / "products.c", scratch, digest)
+    if problem is None:
+        scratch.replace(library)
+    else:
+        scratch.unlink(missing_ok=True)
+        library.unlink(missing_ok=True)
+    return problem
+
+
+def _compile(source: Path, output: Path, digest: str) -> str | None:
     command = compiler()
     if command is None:
         if find_spec("ziglang") is None:
             return "no C compiler"
         command = [sys.executable, "-m", "ziglang", "cc"]
-    scratch = folder / f".{LIBRARY}.{os.getpid()}"
-    define = f'-DSOURCE_DIGEST="{source_digest(folder)}"'
-    line = [*command, *FLAGS, define, str(folder / "products.c"), "-o", str(scratch)]
-    (folder / LIBRARY).unlink(missing_ok=True)
+    define = f'-DSOURCE_DIGEST="{digest}"'
+    line = [*command, *FLAGS, define, str(source), "-o", str(output)]
     try:
         done = subprocess.run(
             line, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
         )
-        if done.returncode:
-            return f"{command[0]} fails: {done.stderr.strip()[-300:]}"
-        scratch.replace(folder / LIBRARY)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{command[0]} cannot be run: {error}"
-    finally:
-        scratch.unlink(missing_ok=True)
-    return None
+    return f"{command[0]} fails: {done.stderr.strip()[-300:]}" if done.returncode else None
 
 
 def source_digest(folder: Path) -> str:
