@@ -92,7 +92,7 @@ def test_a_workers_threads_together_keep_no_more_than_one(tmp_path: Path, *, bou
 
 
 def test_idle_blas_threads_sleep_soon(tmp_path: Path) -> None:
-    """A preloaded OpenBLAS reads it as it is loaded, before the worker could; a user's word wins."""
+    """A preloaded OpenBLAS reads it before the worker can say so; the operator's word wins."""
 
     def spin(base: dict[str, str], platform: str = "linux") -> str | None:
         environment = worker_environment(base, site=tmp_path, platform=platform)
