@@ -20,6 +20,9 @@
 #include <unistd.h>
 
 #define THREADS_MAX 1024
+#define IDLE_LOOKS 200  /* that an idle thread takes for work before it sleeps */
+#define END_LOOKS 2000  /* that the caller takes for the last part's end: it is short, unless its
+                           thread's core was taken away */
 
 typedef void part_fn(void *job, int part);
 
@@ -34,8 +37,7 @@ static struct {
     int parts;
     int threads; /* that the user allows, the caller's included */
     int started; /* of them in this process, the caller's not included */
-    int looks;   /* that an idle thread takes before it sleeps */
-} pool = {.turn = PTHREAD_MUTEX_INITIALIZER, .threads = 1, .looks = 200};
+} pool = {.turn = PTHREAD_MUTEX_INITIALIZER, .threads = 1};
 
 static void look_again(void)
 {
@@ -76,7 +78,7 @@ static void *serve(void *unused)
     uint32_t seen = atomic_load(&pool.number);
     for (;;) {
         run_parts();
-        for (int look = 0; look < pool.looks && atomic_load(&pool.number) == seen; look++)
+        for (int look = 0; look < IDLE_LOOKS && atomic_load(&pool.number) == seen; look++)
             look_again();
         atomic_fetch_add(&pool.sleeping, 1);
         while (atomic_load(&pool.number) == seen)
@@ -117,7 +119,7 @@ static void run_shared(part_fn *run, void *job, int parts)
     if (atomic_load(&pool.sleeping) != 0)
         wake(&pool.number, parts - 1);
     run_parts();
-    for (int look = 0; look < pool.looks && atomic_load(&pool.left) != 0; look++)
+    for (int look = 0; look < END_LOOKS && atomic_load(&pool.left) != 0; look++)
         look_again();
     while ((left = atomic_load(&pool.left)) != 0)
         sleep_on(&pool.left, left);
