@@ -24,6 +24,9 @@ run_stamp := $(VENV)/.stamp-run
 dev_stamp := $(VENV)/.stamp-dev
 pip_install := $(py) -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
+# What an installation compiles.
+built := hatch_build.py $(wildcard worker/mlxd_worker/machine/native/*.[ch])
+
 # Metal comes with `mlx` on macOS; Linux needs one backend of its own.
 ifeq ($(shell uname -s),Darwin)
 run_extras := worker
@@ -120,6 +123,7 @@ constraints: ## the newest versions that pyproject allows, resolved afresh and w
 clean: ## remove what the targets above have made
 	rm -rf $(VENV) .tools build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis \
 	  .import_linter_cache examples/*/node_modules examples/go/bin examples/go/gen
+	rm -f worker/mlxd_worker/machine/native/*.so
 	find . -name __pycache__ -type d -not -path '*/node_modules/*' -prune -exec rm -rf {} +
 
 $(VENV)/bin/python:
@@ -131,10 +135,10 @@ $(VENV)/bin/python:
 	  echo "cannot make $(VENV): install the venv module of $(PYTHON)" \
 	    "(on Debian: apt install python3-venv)" >&2; exit 1; }
 
-$(run_stamp): pyproject.toml constraints.txt | $(VENV)/bin/python
+$(run_stamp): pyproject.toml constraints.txt $(built) | $(VENV)/bin/python
 	$(pip_install) -e '.[$(run_extras)]'
 	@touch $@
 
-$(dev_stamp): pyproject.toml constraints.txt | $(VENV)/bin/python
+$(dev_stamp): pyproject.toml constraints.txt $(built) | $(VENV)/bin/python
 	$(pip_install) -e '.[$(run_extras),dev]'
 	@touch $(run_stamp) $@

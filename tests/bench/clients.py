@@ -16,9 +16,13 @@ _DONE = b"[DONE]"
 
 
 class HttpClient:
-    """mlx-lm's server: HTTP, a connection a request, since it keeps none open."""
+    """mlx-lm's server: HTTP, a connection a request, since it keeps none open.
 
-    def __init__(self, target: str, model: str) -> None:
+    extra: further fields of each request.
+    """
+
+    def __init__(self, target: str, model: str, **extra: object) -> None:
+        self._extra = extra
         self._host, _, port = target.rpartition(":")
         self._port = int(port)
         self._model = model
@@ -68,6 +72,7 @@ class HttpClient:
             "temperature": request.temperature,
             "stream": True,
             "stream_options": {"include_usage": True},
+            **self._extra,
         }
         if request.seed is not None:
             fields["seed"] = request.seed

@@ -13,7 +13,7 @@ import asyncio
 import random
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,9 +22,10 @@ from mlxd_controller.bench.requests import Request
 from mlxd_shared.ops.measuring import Measures, Outcome, measures, medians
 from tests.bench.azure import TRACE
 from tests.bench.cases import CASES, CLIENTS, CONTEXT, LOAD_FRACTION, Case, make_closed
+from tests.bench.gguf_file import KINDS
 from tests.bench.prompts import Prompts
 from tests.bench.report import json_line, machine
-from tests.bench.sides import Side, our_side, peer_side, put_load
+from tests.bench.sides import Side, llama_side, our_side, peer_side, put_load
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 SEED = 20260101
@@ -41,6 +42,7 @@ class Found:
 
     ours: list[Measures] = field(default_factory=list)
     peer: list[Measures] = field(default_factory=list)
+    rivals: dict[str, list[Measures]] = field(default_factory=dict)
     same_texts: int = 0
     texts: int = 0
 
@@ -48,11 +50,12 @@ class Found:
 class Bench:
     """Runs cases on both sides."""
 
-    def __init__(self, folder: Path, ours: Side, peer: Side) -> None:
+    def __init__(self, folder: Path, ours: Side, peer: Side, rivals: Mapping[str, Side]) -> None:
         self._prompts = Prompts(folder, seed=SEED)
         self._draws = random.Random(SEED)
         self._ours = ours
         self._peer = peer
+        self._rivals = rivals
 
     async def run(self, case: Case, *, runs: int, peer: Side | None = None) -> Found:
         """Measure a case in alternating runs, against `peer` where that is another one."""
@@ -65,6 +68,9 @@ class Bench:
             for side, into in sides if number % 2 else reversed(sides):
                 outcomes.append(await self._load(side, requests))
                 into.append(measures(outcomes[-1]))
+            for name, rival in self._rivals.items():
+                measured = measures(await self._load(rival, requests))
+                findings.rivals.setdefault(name, []).append(measured)
             pairs = list(zip(*outcomes, strict=True))
             findings.same_texts += sum(_alike(one, two) for one, two in pairs)
             findings.texts += len(pairs)
@@ -83,13 +89,21 @@ class Bench:
         return await put_load(side, requests, settling=settling)
 
 
-async def server_lines(folder: Path, *, cases: Sequence[Case], runs: int) -> list[str]:
-    """Measure the model in `folder`; return JSON lines."""
+async def server_lines(
+    folder: Path, *, cases: Sequence[Case], runs: int, llama: Sequence[str] = ()
+) -> list[str]:
+    """Measure the model in `folder`; return JSON lines. llama: kinds of GGUF for llama.cpp."""
     lines: list[str] = []
     async with AsyncExitStack() as stack:
         ours = await stack.enter_async_context(our_side(folder, rows_max=CLIENTS, context=CONTEXT))
         peer = await stack.enter_async_context(peer_side(folder, blas="ours"))
-        bench = Bench(folder, ours, peer)
+        rivals = {
+            f"llama.cpp {kind}": await stack.enter_async_context(
+                llama_side(folder, folder / f"{kind}.gguf", kind, rows_max=CLIENTS, context=CONTEXT)
+            )
+            for kind in llama
+        }
+        bench = Bench(folder, ours, peer, rivals)
         for case in cases:
             if case.shipped_blas:
                 async with peer_side(folder, blas="shipped") as shipped:
@@ -154,6 +168,22 @@ def _report(case: Case, findings: Found) -> list[str]:
             sys.stderr.write(
                 f"  {name:22s} {ours[name]:10.4f} {peer[name]:10.4f} {ratio:8.3f} {judged}\n"
             )
+    for rival, runs in findings.rivals.items():
+        lines += _report_rival(case, ours, rival, medians(runs))
+    return lines
+
+
+def _report_rival(case: Case, ours: Measures, rival: str, theirs: Measures) -> list[str]:
+    """Write our measures beside a rival's; return the lines."""
+    lines: list[str] = []
+    key = f"server.{case.key}.{rival.replace(' ', '-')}"
+    sys.stderr.write(f"  beside {rival}\n")
+    for name in sorted(set(ours) & set(theirs)):
+        ratio = ours[name] / theirs[name] if theirs[name] else 0.0
+        lines.append(json_line("server", key=f"{key}.{name}", value=theirs[name]))
+        lines.append(json_line("server", key=f"{key}.{name}.ratio", value=ratio))
+        if name in _SHOWN:
+            sys.stderr.write(f"  {name:22s} {ours[name]:10.4f} {theirs[name]:10.4f} {ratio:8.3f}\n")
     return lines
 
 
@@ -183,11 +213,12 @@ async def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", type=chosen_cases, default="all", help="such as a,b,trace")
     parser.add_argument("--runs", type=int, default=5)
+    parser.add_argument("--llama", choices=KINDS, nargs="*", default=(), help="llama.cpp beside")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         model = await float32_llama(Path(folder) / "random-llama")
-        report_lines = await server_lines(model, cases=args.cases, runs=args.runs)
+        report_lines = await server_lines(model, cases=args.cases, runs=args.runs, llama=args.llama)
     text = "".join(f"{line}\n" for line in [json_line("machine", **machine()), *report_lines])
     if args.out is None:
         sys.stdout.write(text)

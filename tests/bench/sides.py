@@ -15,8 +15,9 @@ import grpc
 from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
 from mlxd_controller.bench.requests import GRPC, Job, Request, job_to_json
 from mlxd_shared.ops.measuring import Outcome, outcomes_from_json
+from mlxd_worker.machine.cores import available_cores
 from tests.bench.cases import CLIENTS
-from tests.bench.load import HTTP
+from tests.bench.load import HTTP, LLAMA
 from tests.support.served import serve
 
 LINE_BYTES_MAX = 1 << 26
@@ -72,6 +73,37 @@ async def peer_side(folder: Path, *, blas: str) -> AsyncIterator[Side]:
             process.kill()
         await process.wait()
         await draining
+
+
+@asynccontextmanager
+async def llama_side(
+    folder: Path, file: Path, kind: str, *, rows_max: int, context: int
+) -> AsyncIterator[Side]:
+    """Serve the model in `folder` by llama.cpp, as `kind` of GGUF in `file`, which is made here."""
+    made = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.gguf_file", str(folder), str(file), kind)
+    )
+    if await made.wait():
+        message = "the GGUF file could not be written: the wheel gguf writes it"
+        raise RuntimeError(message)
+    port = _free_port()
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "tests.bench.llama_server", str(file), str(port), str(context)),
+        *(str(rows_max), str(available_cores())),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.DEVNULL,
+    )
+    assert process.stdout is not None
+    try:
+        if not await process.stdout.readline():
+            message = "llama.cpp's server ended: the wheel xllamacpp holds it"
+            raise RuntimeError(message)
+        yield Side(LLAMA, f"{_HOST}:{port}", "default_model")
+    finally:
+        with suppress(ProcessLookupError):
+            process.kill()
+        await process.wait()
 
 
 async def put_load(

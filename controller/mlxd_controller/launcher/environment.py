@@ -45,7 +45,7 @@ for 25 s kept 69 MiB in four of 16 heaps in which nothing was used."""
 
 
 def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) -> dict[str, str]:
-    """Return `base` with the libraries of `site` in front, and settings of malloc and output."""
+    """Return `base` with the libraries of `site` first, and settings of malloc, BLAS and output."""
     variable = "DYLD_LIBRARY_PATH" if platform == "darwin" else "LD_LIBRARY_PATH"
     paths = (path for pattern in LIBRARY_FOLDERS for path in sorted(site.glob(pattern)))
     folders = [str(path) for path in paths if path.is_dir()]
@@ -56,6 +56,10 @@ def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) ->
         wanted = (LARGE_PAGES, OWN_MAPPINGS, KEPT_TOP, ARENAS)
         added = [each for each in wanted if each.partition("=")[0] not in tunables]
         changed[ALLOCATOR_VARIABLE] = ":".join(filter(None, [tunables, *added]))
+        # A BLAS that the operator preloads has read this before the worker could say so.
+        changed[config.BLAS_SPIN_VARIABLE] = (
+            base.get(config.BLAS_SPIN_VARIABLE) or config.BLAS_SPIN_CYCLES_LOG2
+        )
     if folders:
         changed[variable] = os.pathsep.join(folders)
     return {**base, **changed}

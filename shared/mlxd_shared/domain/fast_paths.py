@@ -19,6 +19,8 @@ class FastPath(StrEnum):
     """One kernel that rotates, writes keys and values in place, and attends, on CUDA."""
     EXPONENTIALS = "exponentials"
     """Exponentials as powers of two, on a Linux CPU."""
+    FEW_ROWS = "few-rows"
+    """Products of few rows by kernels of mlxd's own, on a Linux CPU."""
     JOINED_PASSES = "joined-passes"
     """A decode step's pass that takes prompts' tokens along, on a CPU."""
     LANES = "lanes"

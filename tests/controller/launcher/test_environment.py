@@ -89,3 +89,15 @@ def test_a_workers_threads_together_keep_no_more_than_one(tmp_path: Path, *, bou
     kept = run(READERS, worker_environment(base, site=tmp_path, platform="linux"))
     allowed = config.KEPT_HEAP_NBYTES + (8 << 20)
     assert kept < allowed if bounded else kept > 2 * allowed
+
+
+def test_idle_blas_threads_sleep_soon(tmp_path: Path) -> None:
+    """A preloaded OpenBLAS reads it before the worker can say so; the operator's word wins."""
+
+    def spin(base: dict[str, str], platform: str = "linux") -> str | None:
+        environment = worker_environment(base, site=tmp_path, platform=platform)
+        return environment.get(config.BLAS_SPIN_VARIABLE)
+
+    assert spin({}) == spin({config.BLAS_SPIN_VARIABLE: ""}) == config.BLAS_SPIN_CYCLES_LOG2
+    assert spin({config.BLAS_SPIN_VARIABLE: "26"}) == "26"
+    assert spin({}, "darwin") is None

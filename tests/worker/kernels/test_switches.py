@@ -93,3 +93,15 @@ def test_compiled_steps(tmp_path_factory: pytest.TempPathFactory) -> None:
     assert compile_steps(model, rows, DeviceKind.CUDA) is not None
     with SWITCHES.without(FastPath.COMPILED_STEP):
         assert compile_steps(model, rows, DeviceKind.CUDA) is None
+
+
+def test_followers_hear_of_every_change() -> None:
+    """A path that is taken outside Python is switched with the others, back too."""
+    switches = Switches()
+    heard: list[bool] = []
+    switches.follow(lambda: heard.append(switches.is_on(FastPath.FEW_ROWS)))
+    with switches.without(FastPath.FEW_ROWS):
+        assert heard == [True, False]
+    switches.turn_off([FastPath.FEW_ROWS])
+
+    assert heard == [True, False, True, False]

@@ -11,11 +11,12 @@ from typing import Any
 
 import pytest
 
+from mlxd_shared import config
 from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.machine.blas import CHOICE_VARIABLE, THREADS_MAX, THREADS_VARIABLE, preload_blas
 from mlxd_worker.machine.blas_bundle import KEPT_FILES_MAX, SYMBOL_PREFIX, cache_folders, find_wheel
-from mlxd_worker.machine.blas_library import SPIN_CYCLES_LOG2, SPIN_VARIABLE
 from mlxd_worker.machine.elf import ElfError, is_whole, read_dynamic_symbols
+from mlxd_worker.machine.products import LIBRARY, NATIVE
 from tests.worker.fresh_process import environment, result, run, start
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="macOS brings Accelerate")
@@ -118,8 +119,11 @@ def test_every_blas_call_of_mlx_reaches_the_library(cache: Path, bundled: dict[s
     names = sorted(wanted & {name.removeprefix(SYMBOL_PREFIX) for name in symbols})
     assert {"cblas_sgemm", "cblas_dgemm", "sgesdd_", "dgetrf_"} <= set(names)
     code = ORIGINS.replace("NAMES", repr(names))
-    answer = run(code, environment(XDG_CACHE_HOME=cache))
-    assert answer["origins"] == dict.fromkeys(names, bundled["path"])
+    alone = run(code, environment(XDG_CACHE_HOME=cache, MLXD_PRODUCTS="off"))
+    assert alone["origins"] == dict.fromkeys(names, bundled["path"])
+    in_front = run(code, environment(XDG_CACHE_HOME=cache))
+    ours = {"cblas_sgemm": str(NATIVE / LIBRARY)}
+    assert in_front["origins"] == dict.fromkeys(names, bundled["path"]) | ours
 
 
 @pytest.mark.usefixtures("bundled")
@@ -197,6 +201,7 @@ def test_what_somebody_preloaded_is_left_alone(cache: Path, bundled: dict[str, A
     preloaded = environment(XDG_CACHE_HOME=cache, LD_PRELOAD=bundled["path"])
     report = run(REPORT, preloaded)
     assert (report["name"], report["path"]) == ("preloaded", bundled["path"])
+    assert "products by it alone" in report["reason"]
     forced = run(REPORT, preloaded | {CHOICE_VARIABLE: "bundled"})
     assert "cblas_sgemm already" in forced["problem"]
 
@@ -242,15 +247,15 @@ def test_threads_are_as_asked(cache: Path, variables: dict[str, str], threads: i
     assert run(REPORT, environment(XDG_CACHE_HOME=cache, **variables))["threads"] == threads
 
 
-@pytest.mark.parametrize(("spin", "used"), [("", SPIN_CYCLES_LOG2), ("24", "24")])
+@pytest.mark.parametrize(("spin", "used"), [("", config.BLAS_SPIN_CYCLES_LOG2), ("24", "24")])
 @pytest.mark.usefixtures("bundled")
 def test_idle_threads_sleep_soon_unless_told_otherwise(cache: Path, spin: str, used: str) -> None:
     """How long idle threads spin is said before the library is loaded; a user's word wins."""
     variables = environment(XDG_CACHE_HOME=cache)
-    variables.pop(SPIN_VARIABLE, None)
+    variables.pop(config.BLAS_SPIN_VARIABLE, None)
     if spin:
-        variables[SPIN_VARIABLE] = spin
-    ask = f"import os\nprint(json.dumps(os.environ[{SPIN_VARIABLE!r}]))\n"
+        variables[config.BLAS_SPIN_VARIABLE] = spin
+    ask = f"import os\nprint(json.dumps(os.environ[{config.BLAS_SPIN_VARIABLE!r}]))\n"
 
     assert run(REPORT + ask, variables) == used
 
@@ -295,3 +300,14 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
         with pytest.raises(ElfError):
             read_dynamic_symbols(path)
     assert is_whole(find_wheel().path)
+
+
+def test_a_preloaded_library_gets_the_threads_asked_for(bundled: dict[str, Any]) -> None:
+    """It has counted the machine's cores by itself; and spins unless it was told before."""
+    quiet = {config.BLAS_SPIN_VARIABLE: config.BLAS_SPIN_CYCLES_LOG2}
+    base = environment(LD_PRELOAD=bundled["path"], **{THREADS_VARIABLE: "1"})
+    base.pop(config.BLAS_SPIN_VARIABLE, None)
+    loud = run(REPORT, base)
+    assert (loud["threads"], loud["version"]) == (1, bundled["version"])
+    assert "idle threads keep their cores busy" in loud["reason"]
+    assert "idle threads" not in run(REPORT, base | quiet)["reason"]

@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import sys
 import time
 from dataclasses import asdict
@@ -28,7 +29,9 @@ def main() -> None:
     parser.add_argument("--dtype", choices=["float32", "stored"], required=True)
     args = parser.parse_args()
     if args.blas == "ours":
-        importlib.import_module("mlxd_worker.machine.blas").preload_blas()
+        # The same OpenBLAS, without our kernels in front.
+        alone = {**os.environ, "MLXD_PRODUCTS": "off"}
+        importlib.import_module("mlxd_worker.machine.blas").preload_blas(alone)
     mx = importlib.import_module("mlx.core")
     mlx_lm = importlib.import_module("mlx_lm")
     model, tokenizer = mlx_lm.load(str(args.folder))

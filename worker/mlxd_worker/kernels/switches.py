@@ -8,7 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 from mlxd_shared.domain.fast_paths import FastPath
@@ -19,6 +19,7 @@ class Switches:
 
     def __init__(self) -> None:
         self._off: frozenset[FastPath] = frozenset()
+        self._followers: list[Callable[[], None]] = []
 
     def is_on(self, path: FastPath) -> bool:
         """Return whether a path may be taken."""
@@ -26,7 +27,7 @@ class Switches:
 
     def turn_off(self, paths: Iterable[FastPath]) -> None:
         """Have these off from now on, besides those that are."""
-        self._off |= frozenset(paths)
+        self._set(self._off | frozenset(paths))
 
     @contextmanager
     def without(self, *paths: FastPath) -> Iterator[None]:
@@ -36,7 +37,17 @@ class Switches:
         try:
             yield
         finally:
-            self._off = before
+            self._set(before)
+
+    def follow(self, follower: Callable[[], None]) -> None:
+        """Call `follower` now and after every change: for a path that is not taken in Python."""
+        self._followers.append(follower)
+        follower()
+
+    def _set(self, off: frozenset[FastPath]) -> None:
+        self._off = off
+        for follower in self._followers:
+            follower()
 
 
 SWITCHES = Switches()

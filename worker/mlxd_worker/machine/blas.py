@@ -25,10 +25,12 @@ from mlxd_worker.machine.blas_library import (
     PROBE_SYMBOL,
     BlasError,
     BlasReport,
+    adopt_preloaded,
     open_blas,
     symbol_origin,
 )
 from mlxd_worker.machine.cores import available_cores
+from mlxd_worker.machine.products import read_choice
 
 CHOICE_VARIABLE: Final = "MLXD_BLAS"
 THREADS_VARIABLE: Final = "MLXD_BLAS_THREADS"
@@ -55,7 +57,9 @@ def preload_blas(environ: Mapping[str, str] = os.environ) -> BlasReport:
     """Load the BLAS that MLXD_BLAS (auto, bundled, system, none) asks for; return what is in use.
 
     MLXD_BLAS_THREADS sets its threads, else OPENBLAS_NUM_THREADS, else the cores that this process
-    may use. With auto, what does not work is passed over and named in the report's reason.
+    may use. MLXD_PRODUCTS says which kernels of our own compute products of few rows in front of an
+    OpenBLAS (auto, off, or an instruction set). With auto, what does not work is passed over and
+    named in the report's reason.
 
     Raises:
         BackendProblem: MLX was imported already, a variable is malformed, or what was asked for by
@@ -68,7 +72,7 @@ def preload_blas(environ: Mapping[str, str] = os.environ) -> BlasReport:
 
 
 def _preload(environ: Mapping[str, str]) -> BlasReport:
-    choice, threads = _choice(environ), _threads(environ)
+    choice, threads, products = _choice(environ), _threads(environ), read_choice(environ)
     if "mlx.core" in sys.modules:
         raise BackendProblem("MLX was imported before preload_blas(); call it first")
     if sys.platform == "darwin":
@@ -79,48 +83,51 @@ def _preload(environ: Mapping[str, str]) -> BlasReport:
         return _reference(f"not done on {sys.platform}")
     try:
         if choice is BlasChoice.BUNDLED:
-            return _load_bundled(environ, threads, "as asked for")
+            return _load_bundled(environ, threads, products, "as asked for")
         if choice is BlasChoice.SYSTEM:
-            return _system(threads, "as asked for")
+            return _system(threads, products, "as asked for")
     except BlasError as error:
         message = f"{CHOICE_VARIABLE}={choice.value} does not work here: {error}"
         raise BackendProblem(message) from error
-    return _auto(environ, threads)
+    return _auto(environ, threads, products)
 
 
-def _auto(environ: Mapping[str, str], threads: int) -> BlasReport:
+def _auto(environ: Mapping[str, str], threads: int, products: str) -> BlasReport:
     """Use what is preloaded, else bundled, else the system's, else MLX's own."""
     origin = symbol_origin(PROBE_SYMBOL)
     if origin is not None:
-        return BlasReport("preloaded", "", origin, 0, f"{PROBE_SYMBOL} was there already")
+        return adopt_preloaded(origin, threads=threads)
     reasons: list[str] = []
     try:
-        return _load_bundled(environ, threads, "the bundled one comes first")
+        return _load_bundled(environ, threads, products, "the bundled one comes first")
     except BlasError as error:
         reasons.append(f"bundled: {error}")
     try:
-        return _system(threads, reasons[0])
+        return _system(threads, products, reasons[0])
     except BlasError as error:
         reasons.append(f"system: {error}")
     return _reference("; ".join(reasons))
 
 
-def _load_bundled(environ: Mapping[str, str], threads: int, reason: str) -> BlasReport:
+def _load_bundled(
+    environ: Mapping[str, str], threads: int, products: str, reason: str
+) -> BlasReport:
     """Load the bundled library from the first cache folder where that works."""
     wheel = find_wheel()
     failures: list[str] = []
     for folder in cache_folders(environ):
         try:
             path = ensure_library(wheel, folder)
-            return open_blas(str(path), threads=threads, reason="; ".join([reason, *failures]))
+            why = "; ".join([reason, *failures])
+            return open_blas(str(path), threads=threads, products=products, reason=why)
         except (OSError, BlasError) as error:
             failures.append(f"not in {folder}: {error}")
     raise BlasError("; ".join(failures))
 
 
-def _system(threads: int, reason: str) -> BlasReport:
+def _system(threads: int, products: str, reason: str) -> BlasReport:
     try:
-        return open_blas(SYSTEM_LIBRARY, threads=threads, reason=reason)
+        return open_blas(SYSTEM_LIBRARY, threads=threads, products=products, reason=reason)
     except OSError as error:
         raise BlasError(str(error)) from error
 

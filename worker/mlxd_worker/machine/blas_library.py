@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from mlxd_shared import config
 from mlxd_shared.domain.errors import BackendProblem
+from mlxd_worker.machine.products import ProductsError, stand_in_front
 
 PROBE_SYMBOL: Final = "cblas_sgemm"
+_OWN_SYMBOL: Final = "cblas_dgemm"
+"""Which nothing stands in front of."""
 _ROW_MAJOR: Final = 101
 _AS_IS: Final = 111
-
-SPIN_VARIABLE: Final = "OPENBLAS_THREAD_TIMEOUT"
-"""Read by OpenBLAS once, as it is loaded."""
-SPIN_CYCLES_LOG2: Final = "14"
-"""Idle threads look out for work for 5 us, then sleep. By default it is 2^26 cycles, 30 ms: all of
-a step, so that nothing else gets their cores."""
 
 
 class BlasError(Exception):
@@ -63,34 +61,64 @@ def symbol_origin(name: str) -> str | None:
     return os.fsdecode(info.file_name)
 
 
-def open_blas(library: str, *, threads: int, reason: str) -> BlasReport:
+def open_blas(library: str, *, threads: int, products: str, reason: str) -> BlasReport:
     """Open the OpenBLAS at `library` globally, set its threads, try it, and report on it.
+
+    products: which kernels of ours stand in front of it (`products.SETS`).
 
     Raises:
         OSError: it cannot be loaded.
         BlasError: it is no OpenBLAS, or another library holds its symbols already.
-        BackendProblem: it multiplies wrongly; it cannot be taken out of the process again.
+        BackendProblem: it multiplies wrongly.
     """
     if (holder := symbol_origin(PROBE_SYMBOL)) is not None:
         raise BlasError(f"{holder} holds {PROBE_SYMBOL} already")
-    os.environ.setdefault(SPIN_VARIABLE, SPIN_CYCLES_LOG2)
-    blas = ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOW)
-    path = symbol_origin(PROBE_SYMBOL)
-    if path is None:
-        raise BlasError(f"{library} has no {PROBE_SYMBOL}")
+    os.environ.setdefault(config.BLAS_SPIN_VARIABLE, config.BLAS_SPIN_CYCLES_LOG2)
+    blas = ctypes.CDLL(library, mode=os.RTLD_LOCAL | os.RTLD_NOW)
     try:
-        set_threads = blas["openblas_set_num_threads"]
-        get_threads = blas["openblas_get_num_threads"]
-        get_config, get_kernels = blas["openblas_get_config"], blas["openblas_get_corename"]
+        blas[PROBE_SYMBOL]
+        version, kernels, used = _settle(blas, threads)
     except AttributeError as error:
         raise BlasError(f"{library} is no OpenBLAS: {error}") from error
+    _check_product(blas, library)
+    try:
+        ahead = str(stand_in_front(blas, threads=used, choice=products))
+    except ProductsError as error:
+        ahead = f"products by OpenBLAS alone: {error}"
+    # What is global first is what MLX finds: ours stands there by now.
+    ctypes.CDLL(library, mode=ctypes.RTLD_GLOBAL | os.RTLD_NOW)
+    path = symbol_origin(_OWN_SYMBOL)
+    if path is None:
+        raise BlasError(f"{library} has no {_OWN_SYMBOL}")
+    why = f"{reason}; {ahead}; {kernels} kernels"
+    return BlasReport("openblas", version, str(Path(path).resolve()), used, why)
+
+
+def adopt_preloaded(origin: str, *, threads: int) -> BlasReport:
+    """Set the threads of the BLAS that somebody has put there, if it is an OpenBLAS; report on it.
+
+    MLX's calls reach it before anything that is opened now, so nothing can stand in front of it.
+    """
+    reason = f"{PROBE_SYMBOL} was there already; products by it alone"
+    try:
+        version, kernels, used = _settle(ctypes.CDLL(None), threads)
+    except AttributeError:
+        return BlasReport("preloaded", "", origin, 0, reason)
+    reason = f"{reason}; {kernels} kernels"
+    if config.BLAS_SPIN_VARIABLE not in os.environ:
+        reason += f"; {config.BLAS_SPIN_VARIABLE} was not set: idle threads keep their cores busy"
+    return BlasReport("preloaded", version, origin, used, reason)
+
+
+def _settle(blas: ctypes.CDLL, threads: int) -> tuple[str, str, int]:
+    """Set an OpenBLAS's threads; return its version, its kernels' name, and its threads."""
+    set_threads, get_threads = blas["openblas_set_num_threads"], blas["openblas_get_num_threads"]
+    get_config, get_kernels = blas["openblas_get_config"], blas["openblas_get_corename"]
     set_threads(ctypes.c_int(threads))
-    _check_product(blas, path)
     get_config.restype = get_kernels.restype = ctypes.c_char_p
     words = get_config().decode("ascii", "replace").split()
     version = words[1] if words[:1] == ["OpenBLAS"] and len(words) > 1 else " ".join(words)
-    why = f"{reason}; {get_kernels().decode('ascii', 'replace')} kernels"
-    return BlasReport("openblas", version, str(Path(path).resolve()), int(get_threads()), why)
+    return version, get_kernels().decode("ascii", "replace"), int(get_threads())
 
 
 def _check_product(blas: ctypes.CDLL, path: str) -> None:

@@ -70,6 +70,7 @@ PATHS: Final[tuple[PathProof, ...]] = (
     PathProof(FastPath.COMPILED_STEP, _CUDA, compare_logits),
     PathProof(FastPath.DECODE_KERNEL, _CUDA, compare_logits),
     PathProof(FastPath.EXPONENTIALS, _CPU, compare_logits),
+    PathProof(FastPath.FEW_ROWS, _CPU, compare_logits),
     PathProof(FastPath.LANES, _CPU, compare_logits),
     PathProof(FastPath.ROW_KERNEL, _CUDA, compare_logits),
     PathProof(FastPath.JOINED_PASSES, _CPU, compare_streams),
