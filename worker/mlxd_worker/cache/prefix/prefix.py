@@ -209,7 +209,7 @@ class PrefixCache:
             tenant.keep_last(0)
             del self._tenants[row]
             self._make_room(self._owed_nbytes(row))
-        self._caches.leave(row)
+        self._caches.leave(row, sound=sound)
         self._make_room(0)
 
     def shrink(self, to_nbytes: int) -> None:

@@ -95,9 +95,11 @@ class Speculator:
         self._clock = clock
         self._depth_default = depth_default
         self._make_drafter = make_drafter
-        self._shapes = frozenset(caches.shapes()) if caches.bounded_shapes else None
+        # In place all passes are over so many tokens, whose rows they are: no shape is new.
+        few = caches.bounded_shapes and not caches.in_place
+        self._shapes = frozenset(caches.shapes()) if few else None
         """Those of attention that were warmed; None where any will do."""
-        self._widths = WIDTHS if self._shapes is None else (1, WIDE_WIDTH)
+        self._widths = (1, WIDE_WIDTH) if caches.bounded_shapes else WIDTHS
         self._controller = controller or DepthController(widths=self._widths)
         self._pooled = Record()
         self._guessers: dict[RowId, _Guesser] = {}

@@ -39,6 +39,8 @@ def prefill(model: Passes, caches: RowCaches, chunks: Sequence[RowChunk]) -> Non
         if row.scores is not None:
             scored.append((row, own))
         first += len(tokens)
+    if model.capabilities.overlaps_steps:
+        along.append(hidden)  # what is written in place is there once this is
     mx.eval(caches.state(), along, [own for _, own in scored])
     for row, own in scored:
         assert row.scores is not None
