@@ -7,20 +7,16 @@ operations, so that all that stands around them is what is tested.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import mlx.core as mx
 import pytest
 
-from mlxd_worker.cache.arenas.plan import StepPlan
-from mlxd_worker.cache.base import LayerCache, RowId
-from mlxd_worker.cache.layers.kv import KVCache
+from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.layers.tokens import READS_MAX, TOKEN_SIZES, fill, lay_tokens, size_of
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.models.base import Batch, Model, Passes
-from tests.support.probing import Probe
+from tests.worker.in_place import InPlace, compiled_in_place
 from tests.worker.tiny import config_with, difference, load, write_model
 
 CONTEXT = 1024
@@ -36,43 +32,6 @@ def _traced_each_time() -> Iterator[None]:
     mx.enable_compile()
 
 
-class InPlace(KVCache):
-    """Does what the kernels do: writes every token, then reads each row up to its own position."""
-
-    def attends_joined(self, *, heads: int) -> bool:
-        """Tell that it serves."""
-        return heads > 0
-
-    def attend_joined(
-        self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
-    ) -> mx.array:
-        """Write keys and values where the plan says, and attend."""
-        (group,) = plan.groups
-        assert group.targets is not None
-        count, half = group.count, self.head_dim // 2
-        slots, positions = group.targets[:count, 0], group.targets[:count, 1]
-        split = joined.reshape(count, heads + 2 * self.kv_heads, self.head_dim)
-        angles = (positions[:, None] / periods)[:, None]
-        turning = split[:, : heads + self.kv_heads]
-        left, right = turning[..., :half], turning[..., half:]
-        turned = mx.concatenate(
-            [
-                left * mx.cos(angles) - right * mx.sin(angles),
-                left * mx.sin(angles) + right * mx.cos(angles),
-            ],
-            axis=-1,
-        )
-        keys, values = self._arenas[group.arena]
-        keys[slots, :, positions] = turned[:, heads:]
-        values[slots, :, positions] = split[:, heads + self.kv_heads :]
-        self._arenas[group.arena] = [keys, values]
-        mine = turned[:, :heads].reshape(count, self.kv_heads, -1, self.head_dim)
-        scores = (mine * scale) @ keys[slots].swapaxes(-1, -2)
-        hidden = mx.arange(group.capacity) > positions[:, None]
-        shares = mx.softmax(mx.where(hidden[:, None, None], -mx.inf, scores), axis=-1)
-        return (shares @ values[slots]).reshape(count, heads * self.head_dim)
-
-
 class Pair:
     """A model over arenas by class, and its double in place, fed alike."""
 
@@ -83,24 +42,10 @@ class Pair:
             rows_max=rows_max,
             bounded_shapes=True,
         )
-        layers: list[LayerCache | None] = []
-        for layer in model.new_caches(context_max=CONTEXT):
-            assert isinstance(layer, KVCache)
-            layers.append(
-                InPlace(kv_heads=layer.kv_heads, head_dim=layer.head_dim, dtype=layer.dtype)
-            )
-        self.caches = RowCaches(
-            layers,
-            context_max=CONTEXT,
-            rows_max=rows_max,
-            bounded_shapes=True,
-            keeps_spares=True,
-            in_place=True,
-        )
         self.plain: Passes = model
-        able = Probe(model)
-        able.capabilities = replace(model.capabilities, decodes_in_place=True)
-        self.compiled = CompiledModel(able, self.caches)
+        self.compiled, self.caches = compiled_in_place(
+            model, context_max=CONTEXT, rows_max=rows_max
+        )
         self.offsets: dict[RowId, int] = {}
 
     def join(self, number: int, room: int) -> RowId:
@@ -216,7 +161,7 @@ def test_long_prompts_are_read_by_products_within_what_they_have(model: Model) -
 
     assert plan.chunk is not None
     assert plan.chunk.span == CONTEXT
-    assert 800 * 800 > READS_MAX
+    assert READS_MAX < 800 * 800
 
 
 def test_a_pass_has_one_of_few_numbers_of_tokens(model: Model) -> None:

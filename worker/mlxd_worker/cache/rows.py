@@ -77,12 +77,17 @@ class RowCaches:
         self._lifted_nbytes = lifted_nbytes
         self.contents = RowContents(self.layers, self.table.place, lifted_nbytes=lifted_nbytes)
         self._stateful = tuple(layer for layer in self.layers if layer is not None)
+        self._rest: Callable[[], None] | None = None
         self._layout: Layout | None = None
         self._slot_layout: SlotLayout | None = None
         self._row_slots: RowSlots | None = None
         self._unsound: set[int] = set()
         """Slots of the one arena whose last rows held what is no number, in place alone."""
         self._slotwise = self.bounded_shapes and slot_caches(self.layers) is not None
+
+    def precede(self, rest: Callable[[], None]) -> None:
+        """Have `rest` called before a join or a restored prefix changes any array."""
+        self._rest = self.contents.rest = rest
 
     @property
     def rows(self) -> tuple[RowId, ...]:
@@ -138,6 +143,8 @@ class RowCaches:
             return False
         if self.in_place:
             changes = self._without_clearing(changes)
+        if self._rest is not None and any(isinstance(each, Open | Clear) for each in changes):
+            self._rest()
         self.contents.join(row)
         carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
         return True

@@ -15,7 +15,7 @@ from mlxd_shared import config
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
-from mlxd_worker.cache.layers.tokens import TOKEN_SIZES
+from mlxd_worker.cache.layers.tokens import TOKEN_SIZES, is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.prefilling import reads_together
 from mlxd_worker.engine.stepping.compiled import CompiledModel
@@ -62,7 +62,7 @@ def _warm_tokens(compiled: CompiledModel, caches: RowCaches) -> int:
     """
     table = caches.table
     caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
-    able = reads_together(compiled.capabilities, caches) and compiled.reads_tokens
+    able = reads_together(compiled.capabilities, caches) and compiled.capabilities.prompts_in_place
     prompts = [size for size in TOKEN_SIZES if size <= config.PREFILL_PASS_TOKENS and able]
     offset = 0
     for tokens, sizes in ((1, slot_sizes(table.rows_max)), (2, prompts)):
@@ -73,8 +73,14 @@ def _warm_tokens(compiled: CompiledModel, caches: RowCaches) -> int:
             hidden = compiled.forward_widened(batch, caches, tokens=size)
             mx.eval(compiled.logits(hidden), caches.state())
             offset += tokens
-    chunks = [(span, width) for span in capacity_classes(table.context_max, table.rows_max)
-              for width in CHUNK_WIDTHS]  # fmt: skip
+    spans = capacity_classes(table.context_max, table.rows_max)
+    # Shorter ones are read over tokens, if prompts are at all.
+    chunks = [
+        (span, width)
+        for span in spans
+        for width in CHUNK_WIDTHS
+        if not prompts or not is_read_in_place([span], [width])
+    ]
     for span, width in chunks:
         begin = min(span, table.context_max) - width
         if begin < 0:

@@ -7,8 +7,9 @@ Invariants:
   while another is under way without copying the caches.
 - A row reads its own positions, not all of its arena's capacity, and needs no mask.
 - A block reads the positions of one part of a row for one head of keys. Parts are cut by where the
-  row stands, not by its arena's capacity: a short row in a long arena takes no longer. The last of a row's blocks
-  to end joins what they have read; `tickets` tell which that is, and are zero again afterwards.
+  row stands, not by its arena's capacity: a short row in a long arena takes no longer. The last of
+  a row's blocks to end joins what they have read; `tickets` tell which that is, and are zero again
+  afterwards.
 """
 
 from dataclasses import dataclass

@@ -74,6 +74,17 @@ def size_of(count: int, sizes: Sequence[int]) -> int | None:
     return next((size for size in sizes if size >= count), None)
 
 
+def is_read_in_place(lengths: Sequence[int], counts: Sequence[int]) -> bool:
+    """Tell whether a kernel is to read `counts` tokens of rows that then stand at `lengths`. Pure.
+
+    Where each row has one it always is.
+    """
+    if max(counts) == 1:
+        return True
+    reads = sum(own * end for own, end in zip(counts, lengths, strict=True))
+    return sum(counts) <= TOKEN_SIZES[-1] and reads <= READS_MAX
+
+
 def fill(count: int, flat: int, copied: int) -> list[int]:
     """Return which of a pass's `count` tokens each of the flat ones is. Pure."""
     return [*range(count), *([copied] * (flat - count))]
@@ -135,8 +146,7 @@ def lay_tokens(
     """
     count = sum(counts)
     flat = size_of(max(count, least), TOKEN_SIZES)
-    reads = sum(own * end for own, end in zip(counts, lengths, strict=True))
-    if flat is None or reads > READS_MAX:
+    if flat is None or not is_read_in_place(lengths, counts):
         return None
     at_slots = [place.slot for place, own in zip(places, counts, strict=True) for _ in range(own)]
     positions = [

@@ -25,7 +25,7 @@ from typing import Final
 
 from mlxd_models.sizes.pass_sizes import DRAFTED_TOKENS_MAX
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
+from mlxd_worker.cache.layers.shapes import WIDE_SLOTS_MAX, WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.speculation.depth import (
@@ -234,6 +234,8 @@ class Speculator:
 
     def _may_widen(self, rows: Sequence[Row]) -> bool:
         """Tell whether any of the rows can guess at all: else nobody need look anything up."""
+        if self._caches.in_place:
+            return len(rows) <= WIDE_SLOTS_MAX  # more rows are busy enough with one token each
         if self._shapes is None or len(rows) == 1:
             return True
         arenas = self._caches.table.arenas

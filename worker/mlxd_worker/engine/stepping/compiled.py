@@ -51,9 +51,9 @@ class CompiledModel:
             stays_lazy=False,  # a step takes the arrays out of the caches when it is called
             joins_passes=False,  # shapes must be few
             overlaps_steps=(caches.standard and self._layers is not None and own.decodes_in_place),
+            # Packed weights are unpacked for many rows, which is no part of a compiled pass.
+            prompts_in_place=caches.in_place and own.joins_passes,
         )
-        # Packed weights are unpacked for many rows, which is no part of a compiled pass.
-        self.reads_tokens = own.joins_passes
 
     @property
     def vocab_size(self) -> int:
@@ -91,7 +91,11 @@ class CompiledModel:
         if caches is self._caches and self._caches.in_place:
             counts = batch.counts or (batch.width,) * len(batch.rows)
             found = self._caches.by_tokens(
-                batch.rows, batch.lengths, counts, several=self.reads_tokens, least=least
+                batch.rows,
+                batch.lengths,
+                counts,
+                several=self.capabilities.prompts_in_place,
+                least=least,
             )
             if found is None:
                 return self._model.forward(batch, caches)
