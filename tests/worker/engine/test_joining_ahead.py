@@ -9,10 +9,13 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxd_worker.cache.layers.shapes import WIDE_SLOTS_MAX
+from mlxd_worker.cache.layers.tokens import READS_MAX
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Finished, StreamId, Submit
+from mlxd_worker.engine.speculation.speculator import Speculator
 from mlxd_worker.engine.stepping.choose import choose
 from mlxd_worker.models.base import Model, Passes
 from tests.support.engines import GREEDY, Collected
@@ -153,6 +156,23 @@ def test_a_beginning_is_put_back_while_a_step_is_ahead(model: Model) -> None:
     assert finished.usage.cached_tokens >= len(common) - 1
     assert sink.ids == alone(model, prompt)
     assert beside.ids == alone(model, prompt_of(4, 6), max_tokens=30)
+
+
+def test_rows_guess_only_what_a_pass_in_place_reads(model: Model) -> None:
+    """Else a pass over the whole arena would be made, of a shape that nobody has run before."""
+    served = in_place(model)
+    for number in range(2):
+        served.submit(prompt_of(number, 5), max_tokens=30)
+    for _ in range(3):
+        served.engine.step()
+    speculator, rows = served.stepper, list(served.engine._rows.values())
+    assert isinstance(speculator, Speculator)
+
+    assert speculator._is_warm(rows, 8)
+    rows[0].offset = READS_MAX // 8
+    assert not speculator._is_warm(rows, 8)
+    assert speculator._is_warm(rows[:1], 8)
+    assert not speculator._is_warm(rows * WIDE_SLOTS_MAX, 1)
 
 
 def test_a_row_that_has_to_be_looked_after_has_a_pass_of_its_own_first(model: Model) -> None:
