@@ -73,7 +73,10 @@ class Ours:
     def __init__(self, model: Model, *, rows_max: int, context: int, compiled: bool) -> None:
         """Make the caches and the engine for `model`."""
         self.caches = RowCaches(
-            model.new_caches(context_max=context), context_max=context, rows_max=rows_max
+            model.new_caches(context_max=context),
+            context_max=context,
+            rows_max=rows_max,
+            in_place=compiled and model.capabilities.decodes_in_place,
         )
         self.model: Passes = CompiledModel(model, self.caches) if compiled else model
         self.engine = Engine(

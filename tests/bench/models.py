@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import mlx.core as mx
@@ -21,6 +22,15 @@ class Shape:
     kv_heads: int = 8
     mlp: int = 1376
     context: int = 2048
+
+
+SHAPES: Mapping[str, Shape] = {
+    "small": Shape(),
+    "tiny": Shape(hidden=64, layers=2, heads=4, kv_heads=2, mlp=128),
+    # The widths of Qwen3 and of Llama 3 of these sizes, but for the vocabulary.
+    "0.6b": Shape(hidden=1024, layers=28, heads=16, kv_heads=8, mlp=3072, context=32768),
+    "8b": Shape(hidden=4096, layers=32, heads=32, kv_heads=8, mlp=14336, context=32768),
+}
 
 
 def write_random_llama(
@@ -83,15 +93,17 @@ def write_random_llama(
 def main() -> None:
     """Write a model for a caller that must not import MLX itself.
 
-    FOLDER TOKENIZER_FROM SEED CONTEXT, then bfloat16 or float32; bfloat16 if left out.
+    FOLDER TOKENIZER_FROM SEED CONTEXT, then bfloat16 or float32, then one of `SHAPES`; bfloat16 and
+    small if left out.
     """
-    folder, source, seed, context, *form = sys.argv[1:]
+    folder, source, seed, context, *rest = sys.argv[1:]
+    form, name = [*rest, *("bfloat16", "small")[len(rest) :]]
     count = write_random_llama(
         Path(folder),
         tokenizer_from=Path(source),
-        shape=Shape(context=int(context)),
+        shape=replace(SHAPES[name], context=int(context)),
         seed=int(seed),
-        dtype=mx.float32 if form == ["float32"] else mx.bfloat16,
+        dtype=mx.float32 if form == "float32" else mx.bfloat16,
     )
     sys.stdout.write(f"{count}\n")
 

@@ -24,12 +24,19 @@ class Prompts:
         spelled = (w for w in sorted(raw.get_vocab()) if w.startswith(_SPACE) and w[1:].isalpha())
         words = [" " + word[1:] for word in spelled if word.isascii() or word[1:].isascii()]
         self._words = [w for w in words if len(raw.encode(w, add_special_tokens=False).ids) == 1]
-        self._begun = len(raw.encode(" ", add_special_tokens=True).ids) - len(
+        self._raw = raw
+        self.begun = len(raw.encode(" ", add_special_tokens=True).ids) - len(
             raw.encode(" ", add_special_tokens=False).ids
         )
+        """Tokens that begin every text."""
         self._draws = random.Random(seed)
 
     def make(self, tokens: int) -> str:
         """Return a text of exactly `tokens` tokens, those that begin it included."""
-        assert tokens > self._begun, "a prompt has a word"
-        return "".join(self._draws.choices(self._words, k=tokens - self._begun))
+        assert tokens > self.begun, "a prompt has a word"
+        return "".join(self._draws.choices(self._words, k=tokens - self.begun))
+
+    def ids(self, text: str) -> list[int]:
+        """Return the tokens of a text that was made here, those that begin it included."""
+        ids: list[int] = self._raw.encode(text, add_special_tokens=True).ids
+        return ids

@@ -47,8 +47,13 @@ def machine() -> dict[str, str]:
         "processor": processor_name(),
         "python": platform.python_version(),
         "blas kernels": os.environ.get("OPENBLAS_CORETYPE", "the library's own choice"),
-        **{name: metadata.version(name) for name in packages},
+        **{name: metadata.version(name) for name in packages if _is_installed(name)},
     }
+
+
+def _is_installed(package: str) -> bool:
+    """Tell whether a package is there: a GPU needs no BLAS, and a server no peer."""
+    return next(iter(metadata.distributions(name=package)), None) is not None
 
 
 def json_line(kind: str, **values: object) -> str:

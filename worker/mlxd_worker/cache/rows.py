@@ -12,15 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 import mlx.core as mx
 
+from mlxd_models.sizes.arena_sizes import capacity_classes, slot_sizes
 from mlxd_worker.cache.arenas.chunks import plan_chunks
 from mlxd_worker.cache.arenas.layout import Layout, arrange, group_of
 from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
 from mlxd_worker.cache.arenas.table import RowTable
-from mlxd_worker.cache.base import Change, Kind, LayerCache, Open, RowError, RowId
+from mlxd_worker.cache.base import Change, Clear, Kind, LayerCache, Open, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES, carry_out
 from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.layers.shapes import AttentionShape, all_shapes
 from mlxd_worker.cache.layers.slots import SlotLayout, lay_by_slots, positions_of, slot_caches
+from mlxd_worker.cache.layers.tokens import RowSlots, TokenLayout, lay_rows, lay_tokens, step_of
 from mlxd_worker.kernels.device import runs_cpu
 
 
@@ -36,10 +38,14 @@ class RowCaches:
         bounded_shapes: bool | None = None,
         keeps_spares: bool = False,
         lifted_nbytes: int = LIFTED_NBYTES,
+        in_place: bool = False,
     ) -> None:
         """Take ownership of `layers` (empty caches; None for a stateless layer).
 
         `lifted_nbytes`: what may be out of its arena at once while rows move, see `changes`.
+
+        `in_place`: the model's passes write by kernels, in place. Where all layers are standard,
+        one arena then has room for all rows at full length, and no row ever moves (decision 0075).
 
         `keeps_spares`: arenas without rows are kept for later rows, until `rest`.
 
@@ -56,19 +62,32 @@ class RowCaches:
         self.sliceable = all(layer is not None and layer.kind.sliceable for layer in self.layers)
         """Whether every layer keeps every position's entry."""
         self.bounded_shapes = not runs_cpu() if bounded_shapes is None else bounded_shapes
+        self.in_place = in_place and self.standard and self.bounded_shapes
+        """Whether passes go over tokens (`by_tokens`) in one arena."""
         self.table = RowTable(
             context_max=context_max,
             rows_max=rows_max,
             keeps_spares=keeps_spares,
             sinks=not self.bounded_shapes,
             one_class=not self.bounded_shapes and _only_slides(self.layers),
+            whole=self.in_place,
         )
+        self._spans = capacity_classes(context_max, rows_max)
+        self._sizes = slot_sizes(rows_max)
         self._lifted_nbytes = lifted_nbytes
         self.contents = RowContents(self.layers, self.table.place, lifted_nbytes=lifted_nbytes)
         self._stateful = tuple(layer for layer in self.layers if layer is not None)
+        self._rest: Callable[[], None] | None = None
         self._layout: Layout | None = None
         self._slot_layout: SlotLayout | None = None
+        self._row_slots: RowSlots | None = None
+        self._unsound: set[int] = set()
+        """Slots of the one arena whose last rows held what is no number, in place alone."""
         self._slotwise = self.bounded_shapes and slot_caches(self.layers) is not None
+
+    def precede(self, rest: Callable[[], None]) -> None:
+        """Have `rest` called before a join or a restored prefix changes any array."""
+        self._rest = self.contents.rest = rest
 
     @property
     def rows(self) -> tuple[RowId, ...]:
@@ -122,6 +141,10 @@ class RowCaches:
         changes = self.table.join(row, tokens=tokens, tokens_max=tokens_max, coming=coming)
         if changes is None:
             return False
+        if self.in_place:
+            changes = self._without_clearing(changes)
+        if self._rest is not None and any(isinstance(each, Open | Clear) for each in changes):
+            self._rest()
         self.contents.join(row)
         carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
         return True
@@ -146,13 +169,17 @@ class RowCaches:
         """
         self._change(self.table.reserve(wanted), before)
 
-    def leave(self, row: RowId) -> None:
+    def leave(self, row: RowId, *, sound: bool = True) -> None:
         """Free a row's place; an arena without rows is kept for others while there is room.
+
+        sound: whether all that it held are numbers.
 
         Raises:
             RowError: unknown row.
         """
         self.contents.leaving(row)
+        if self.in_place and not sound:
+            self._unsound.add(self.table.place(row).slot)
         carry_out(self.table.leave(row), self._stateful, lifted_nbytes=self._lifted_nbytes)
 
     def tend(self, *, before: Callable[[], None] | None = None) -> None:
@@ -255,6 +282,68 @@ class RowCaches:
             self.contents.appending(row, offset, offset)
         return layout, positions_of(layout, lengths, waiting)
 
+    def by_tokens(
+        self,
+        rows: tuple[RowId, ...],
+        lengths: tuple[int, ...],
+        counts: tuple[int, ...],
+        *,
+        several: bool,
+        least: int = 1,
+    ) -> TokenLayout | None:
+        """Return how a pass over `counts` tokens of each row lies, for kernels that write in place.
+
+        As with `plan` the rows stand at `lengths` from now on. None, and nothing has changed: the
+        pass takes a `plan`. several: whether a row may have more than one. least: the fewest flat
+        tokens, those that are copies included.
+
+        Raises:
+            RowError: as `plan`.
+        """
+        if not self.in_place:
+            return None
+        self._check(rows, lengths, counts)
+        if max(counts) > 1 and not several:
+            return None
+        if max(counts) > 1:
+            places = [self.table.place(row) for row in rows]
+            slots = self.table.rows_max
+            layout = lay_tokens(places, lengths, counts, slots=slots, least=least)
+        else:
+            layout = step_of(self._slots_of(rows, lengths, least), lengths)
+        if layout is not None:
+            for row, length, own in zip(rows, lengths, counts, strict=True):
+                self.contents.appending(row, length - own, length)
+        return layout
+
+    def _slots_of(self, rows: tuple[RowId, ...], lengths: tuple[int, ...], least: int) -> RowSlots:
+        """Return how one token of each row lies; made anew where rows or places have changed."""
+        kept, version = self._row_slots, self.table.version
+        if kept is None or (kept.rows, kept.version) != (rows, version) or kept.flat < least:
+            places = [self.table.place(row) for row in rows]
+            kept = self._row_slots = lay_rows(
+                rows,
+                places,
+                lengths,
+                slots=self.table.rows_max,
+                version=version,
+                sizes=self._sizes,
+                least=least,
+            )
+        return kept
+
+    def _without_clearing(self, changes: Sequence[Change]) -> list[Change]:
+        """Leave out to clear slots that hold numbers: kernels read none of them, masks hide all."""
+        if any(isinstance(change, Open) for change in changes):
+            self._unsound.clear()
+        kept = [
+            change
+            for change in changes
+            if not isinstance(change, Clear) or change.place.slot in self._unsound
+        ]
+        self._unsound.difference_update(c.place.slot for c in kept if isinstance(c, Clear))
+        return kept
+
     def _nbytes_of(self, arena: Open) -> int:
         """Return the bytes of an arena of such a shape, in all layers."""
         by_slot = (s for s in self._stateful if s.kind is not Kind.RECURRENT)
@@ -286,6 +375,7 @@ class RowCaches:
             slot=place.slot,
             length=length,
             start=mx.concatenate([slot, offsets]),
+            span=next(span for span in self._spans if span >= length) if self.in_place else 0,
         )
         return StepPlan(
             width=width,

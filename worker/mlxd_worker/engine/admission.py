@@ -9,12 +9,27 @@ and to go beyond what is reserved is a bug. It ends the loop, by this name.
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
+from itertools import islice
 from typing import Final
 
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.request import Submit
 
 KV_UNBOUNDED: Final = sys.maxsize
 """Where nothing is reserved, as in an engine that is only tried."""
+
+
+def count_alike(
+    request: Submit, waiting: Iterable[Submit], *, most: int, class_of: Callable[[Submit], int]
+) -> int:
+    """Return how many of those that `most` free rows are next for are of the request's class.
+
+    It is one of them.
+    """
+    own = class_of(request)
+    others = (other for other in waiting if other is not request)
+    return 1 + sum(class_of(other) == own for other in islice(others, most - 1))
 
 
 class KVOverrun(AssertionError):

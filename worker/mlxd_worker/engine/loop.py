@@ -21,7 +21,6 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import DeadlinePassed, InternalError, MlxdError, QueueFull
@@ -29,7 +28,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join
+from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join, count_alike
 from mlxd_worker.engine.masks.constraint import Advance
 from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer
@@ -117,6 +116,8 @@ class Engine:
         )
         self._stepper = stepper
         self._masks = MaskThreads(limits.mask_threads, clock=clock)
+        self._overlaps = model.capabilities.prompts_in_place
+        caches.precede(stepper.rest)
         self._unjudged: dict[StreamId, Run] = {}
         """What was drawn for rows whose constraints have to go on first."""
         self._decoded_s = 0.0
@@ -127,7 +128,7 @@ class Engine:
             self._prefix,
             self._pacer,
             clock,
-            joins=stepper.joins,
+            stepper=stepper,
             together=together,
         )
 
@@ -192,7 +193,7 @@ class Engine:
         stepper = self._stepper
         if not any(row.decoding and row.advance is None for row in self._rows.values()):
             stepper.drop()  # rows whose masks are being made take up nothing
-        if stepper.ahead and not self._calm:
+        if stepper.ahead and not (self._calm or self._overlaps):
             self._decode_all(())  # what is under way is told before prompts take their time
         else:
             self._admit()
@@ -243,10 +244,10 @@ class Engine:
 
     def _like(self, request: Submit) -> int:
         """Return how many streams of a class are about to have a row, this one included."""
+        if self._caches.in_place:
+            return 1  # there is one arena, with room for all
         free = self.limits.rows_max - len(self._rows)
-        own = self._class(request)
-        others = (other for other in self._waiting if other is not request)
-        return 1 + sum(self._class(other) == own for other in islice(others, free - 1))
+        return count_alike(request, self._waiting, most=free, class_of=self._class)
 
     def _class(self, request: Submit) -> int:
         return self._caches.table.class_for(len(request.prompt), self._longest(request))
@@ -278,7 +279,7 @@ class Engine:
             if not carried and self._rows and all(row.decoding for row in self._rows.values()):
                 self._masks.wait_for_any(self._advances())
             return
-        runs = self._stepper.step(rows, ahead=self._calm, carried=carried)
+        runs = self._stepper.step(rows, ahead=self._calm or self._overlaps, carried=carried)
         now_s = self._clock()
         self._prefill.carry(carried)
         for run in runs:

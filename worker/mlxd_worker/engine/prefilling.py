@@ -26,12 +26,13 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.arenas.chunks import Attended
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.layers.tokens import is_read_in_place
 from mlxd_worker.cache.prefix.lookup import Lookup
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
-from mlxd_worker.engine.stepping.base import Carried
+from mlxd_worker.engine.stepping.base import Carried, Stepper
 from mlxd_worker.engine.stepping.forward import RowChunk, prefill
 from mlxd_worker.engine.waiting import Turns
 from mlxd_worker.kernels.switches import SWITCHES
@@ -74,14 +75,15 @@ class Prefill:
         pacer: Pacer,
         clock: Callable[[], float],
         *,
-        joins: bool,
+        stepper: Stepper,
         together: bool,
     ) -> None:
         """Read the prompts of rows of `caches`.
 
-        joins: whether a step's pass takes a prompt's tokens along. together: whether one pass reads
-        several prompts.
+        stepper: what steps these rows, and may take prompts' tokens along. together: whether one
+        pass reads several prompts.
         """
+        self._stepper = stepper
         self._model = model
         self._caches = caches
         self._prefix = prefix
@@ -90,7 +92,7 @@ class Prefill:
         self._turns = Turns()
         self._known: dict[RowId, int] = {}
         self._known_version = -1
-        self._joins = joins
+        self._joins = stepper.joins
         self._together = together
         context, few = caches.table.context_max, caches.bounded_shapes
         self._most = together_max(context, on_cpu=not few)
@@ -251,12 +253,26 @@ class Prefill:
         self._coming.clear()
         if not company:
             return
+        in_place = self._reads_in_place(company)
+        if not in_place:
+            self._stepper.rest()
+        # Behind a step that is under way nobody waits, and nothing is learnt of what it takes.
+        waits = not (in_place and self._stepper.ahead and self._pacer.prefill_token_s > 0.0)
         started_s = self._clock()
-        prefill(self._model, self._caches, company)
+        prefill(self._model, self._caches, company, wait=waits)
         for row, _ in company:
             self._prefix.advance(row.id)
         read = sum(len(tokens) for _, tokens in company)
-        self._pacer.learn_prefill(read, self._clock() - started_s)
+        if waits:
+            self._pacer.learn_prefill(read, self._clock() - started_s)
+
+    def _reads_in_place(self, company: Sequence[RowChunk]) -> bool:
+        """Tell whether a pass writes in place, and nothing but its own row's next pass reads it."""
+        if not self._model.capabilities.prompts_in_place:
+            return False
+        ends = [row.offset + len(tokens) for row, tokens in company]
+        own = not any(_is_alone(row) for row, _ in company)
+        return own and is_read_in_place(ends, [len(tokens) for _, tokens in company])
 
     def _rank(self, row: Row, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left

@@ -85,6 +85,8 @@ class Row:
     """How many tokens the stream may generate, by its request and its context."""
     _is_plain: bool = field(init=False)
     _next_draw: Draw | None = field(init=False, default=None)
+    _greedy_draw: Draw | None = field(init=False, default=None)
+    """What every draw is like that is greedy and asks for nothing else: no place changes it."""
 
     def __post_init__(self) -> None:
         """Bring a resumed row to where it was.
@@ -105,6 +107,8 @@ class Row:
         self._is_plain = request.top_logprobs is None and not (
             request.continues or request.sampling.penalises
         )
+        if self._is_plain and request.sampling.temperature == 0.0 and request.constraint is None:
+            self._greedy_draw = Draw(request.sampling, position=0, ends=self.ends)
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
         self.output = list(self.request.prompt[self.request.prompt_tokens :])
         for index, token_id in enumerate(self.output):
@@ -334,6 +338,9 @@ class Row:
             raise wrong_token(index, token_id, "completes a stop string: the stream had ended")
 
     def _draw_at(self, position: int, recent: Mapping[int, int]) -> Draw:
+        early = position < self.request.min_tokens
+        if self._greedy_draw is not None and not early:
+            return self._greedy_draw
         follower = self.matcher
         if follower is not None and not follower.is_awake:
             follower = None
@@ -341,7 +348,7 @@ class Row:
             self.request.sampling,
             position=position,
             recent=recent,
-            forbidden=self.ends if position < self.request.min_tokens else (),
+            forbidden=self.ends if early else (),
             mask=None if follower is None else AllowedTokens(follower.mask()),
             ends=self.ends,
             watched=self.request.continues and position >= len(self.request.forced),

@@ -10,8 +10,12 @@ from __future__ import annotations
 
 import mlx.core as mx
 
+from mlxd_models.sizes.arena_sizes import capacity_classes, slot_sizes
+from mlxd_shared import config
 from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
+from mlxd_worker.cache.layers.tokens import TOKEN_SIZES, is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.prefilling import reads_together
 from mlxd_worker.engine.stepping.compiled import CompiledModel
@@ -31,6 +35,8 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
     """
     if not caches.bounded_shapes:
         return 0
+    if caches.in_place and compiled is not None:
+        return _warm_tokens(compiled, caches)
     model = model if compiled is None else compiled
     guesses = Kind.RECURRENT not in caches.contents.kinds
     shapes = [shape for shape in caches.shapes() if guesses or shape.width != WIDE_WIDTH]
@@ -47,6 +53,45 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
     if reads_together(model.capabilities, caches):
         _warm_company(model, caches)
     return len(shapes)
+
+
+def _warm_tokens(compiled: CompiledModel, caches: RowCaches) -> int:
+    """Run each number of tokens that a pass in place may have, and the chunks of longer prompts.
+
+    One row stands for all: the rest of a pass is filled with copies of its token.
+    """
+    table = caches.table
+    caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
+    able = reads_together(compiled.capabilities, caches) and compiled.capabilities.prompts_in_place
+    prompts = [size for size in TOKEN_SIZES if size <= config.PREFILL_PASS_TOKENS and able]
+    offset = 0
+    for tokens, sizes in ((1, slot_sizes(table.rows_max)), (2, prompts)):
+        for size in sizes:
+            if offset + tokens > table.context_max:
+                break
+            batch = Batch.prefill([0] * tokens, offset, _ROW)
+            hidden = compiled.forward_widened(batch, caches, tokens=size)
+            mx.eval(compiled.logits(hidden), caches.state())
+            offset += tokens
+    spans = capacity_classes(table.context_max, table.rows_max)
+    # Shorter ones are read over tokens, if prompts are at all.
+    chunks = [
+        (span, width)
+        for span in spans
+        for width in CHUNK_WIDTHS
+        if not prompts or not is_read_in_place([span], [width])
+    ]
+    for span, width in chunks:
+        begin = min(span, table.context_max) - width
+        if begin < 0:
+            continue
+        caches.leave(_ROW)
+        caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
+        caches.contents.appending(_ROW, 0, begin)
+        compiled.forward_own(Batch.prefill([0] * width, begin, _ROW), caches)
+        mx.eval(caches.state())
+    caches.leave(_ROW)
+    return len(chunks) + len(prompts) + len(slot_sizes(table.rows_max))
 
 
 def _warm_company(model: Passes, caches: RowCaches) -> None:

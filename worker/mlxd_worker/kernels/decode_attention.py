@@ -6,8 +6,10 @@ Invariants:
   this kernel's result or comes after it has been evaluated. In return a step may be dispatched
   while another is under way without copying the caches.
 - A row reads its own positions, not all of its arena's capacity, and needs no mask.
-- A block reads the positions of one part of a row for one head of keys. The last of a row's blocks
-  to end joins what they have read; `tickets` tell which that is, and are zero again afterwards.
+- A block reads the positions of one part of a row for one head of keys. Parts are cut by where the
+  row stands, not by its arena's capacity: a short row in a long arena takes no longer. The last of
+  a row's blocks to end joins what they have read; `tickets` tell which that is, and are zero again
+  afterwards.
 """
 
 from dataclasses import dataclass
@@ -42,15 +44,16 @@ TICKETS_MIN = 8
 _LOG2_E = 1.4426950408889634
 
 _ATTEND = """
-  constexpr int G = H / KV, LANES = D / 8, GROUPS = THREADS / LANES, PART = CAP / PARTS;
+  constexpr int G = H / KV, LANES = D / 8, GROUPS = THREADS / LANES;
   constexpr int WARPS = THREADS / 32, AT_ONCE = GROUPS * U;
   const int part = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
-  const int position = places[STRIDE + row], start = part * PART;
+  const int position = places[2 * row + 1];
+  const int PART = (position / (PARTS * PART_LEAST) + 1) * PART_LEAST, start = part * PART;
   if (start > position) return;
   const int cached = min(start + PART, position);
   const bool own = position < start + PART;
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = threadIdx.x / 32;
-  const long long slot = ((long long)places[row] * KV + head) * CAP * D;
+  const long long slot = ((long long)places[2 * row] * KV + head) * CAP * D;
   const uint4* from_keys = reinterpret_cast<const uint4*>(keys + slot) + lane;
   const uint4* from_values = reinterpret_cast<const uint4*>(values + slot) + lane;
   auto load = [&](int at, uint4 (&key)[U], uint4 (&value)[U]) {
@@ -283,7 +286,7 @@ class Cutting:
     """How the work is cut."""
 
     parts: int
-    """Parts of a row's capacity, each a block's."""
+    """Parts of a row's positions at most, each a block's."""
     threads: int
     """Threads of a block."""
     loads: int
@@ -295,7 +298,7 @@ class Target:
     """Where each row's token goes."""
 
     places: mx.array
-    """int32 [2, N or more]: slots, then positions; computed, since those of the host are slow."""
+    """int32 [N or more, 2]: slots and positions; computed, since those of the host are slow."""
     keys: mx.array
     """`[slots, kv_heads, capacity, head_dim]`, as the values."""
     values: mx.array
@@ -333,14 +336,13 @@ def attend_in_place(
             ("PARTS", cut.parts),
             ("THREADS", cut.threads),
             ("U", cut.loads),
-            ("STRIDE", at.places.shape[1]),
         ],
     )
     return read
 
 
 def cutting(blocks: int, capacity: int, *, shared: int) -> Cutting:
-    """Return how so many rows' heads of keys are shared out; parts divide the capacity."""
+    """Return how so many rows' heads of keys are shared out."""
     parts = 1
     while (
         blocks * parts < BLOCKS_ENOUGH
@@ -368,7 +370,9 @@ def _kernel(scale: float) -> Kernel:
         name="decode_attention",
         input_names=["joined", "places", "periods", "keys", "values", "tickets"],
         output_names=["out", "parts"],
-        source=_ATTEND.replace("SCALE_VALUE", f"{scale * _LOG2_E:.9e}f"),
+        source=_ATTEND.replace("SCALE_VALUE", f"{scale * _LOG2_E:.9e}f").replace(
+            "PART_LEAST", str(PART_TOKENS_MIN)
+        ),
         header=WIDEN,
     )
     return cast("Kernel", kernel)

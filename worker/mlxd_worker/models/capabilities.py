@@ -29,5 +29,7 @@ class Capabilities:
     """Whether a decode step by slots writes standard caches in place (`attend_joined`)."""
     overlaps_steps: bool = False
     """Whether every decode step writes its caches in place, even while another is under way."""
+    prompts_in_place: bool = False
+    """Whether short prompts are written in place as well (`tokens.is_read_in_place`)."""
     on_cpu: bool = field(default_factory=runs_cpu)
     """Whether a CPU computes it."""

@@ -12,7 +12,7 @@ from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, PositionLogprobs, StreamId, Submit
-from mlxd_worker.engine.stepping.choose import choose, compile_steps
+from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_place
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.proof.subjects import Subject
 
@@ -78,7 +78,11 @@ class Streams:
     def __init__(self, model: Model, subject: Subject, *, rows: int = 4) -> None:
         """Make the engine, as a load would."""
         caches = RowCaches(
-            model.new_caches(), context_max=CONTEXT, rows_max=rows, keeps_spares=True
+            model.new_caches(),
+            context_max=CONTEXT,
+            rows_max=rows,
+            keeps_spares=True,
+            in_place=writes_in_place(model, subject.kind),
         )
         passes: Passes = compile_steps(model, caches, subject.kind) or model
         limits = Limits(context_length=CONTEXT, rows_max=rows)

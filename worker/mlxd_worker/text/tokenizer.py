@@ -316,10 +316,15 @@ class Detokenizer:
     def push(self, token_id: int) -> str:
         """Take one id; return what it completes. Raises InvalidModel if the library cannot."""
         self._pending.append(token_id)
+        try:  # nothing else around what each token of each stream goes through
+            text: str | None = self._stream.step(self._raw, token_id)
+        except BaseException as error:  # noqa: BLE001 - which one it may be is judged there
+            return self._recover(error)
+        if text is not None:
+            start = self._released
+            self._clear(self._pending)
+            return text.removeprefix(start)
         with library_faults("cannot write a text"):
-            text = self._step(token_id)
-            if text is not None:
-                return text
             whole = self._whole_characters()
             if not whole and len(self._pending) - self._given_count > HELD_TOKENS_MAX:
                 return self._release(len(self._pending) - _TAIL_TOKENS)
@@ -330,21 +335,14 @@ class Detokenizer:
         with library_faults("cannot write a text"):
             return self._release(len(self._pending)) if self._pending else ""
 
-    def _step(self, token_id: int) -> str | None:
-        """Advance the library's stream; None while it wants more."""
-        try:
-            text: str | None = self._stream.step(self._raw, token_id)
-        except Exception as error:
+    def _recover(self, error: BaseException) -> str:
+        """Return what is there where the library's stream cannot go on; raises as `push`."""
+        with library_faults("cannot write a text"):
             # Bytes that turn out to be no UTF-8 change the text of those before them, which the
             # stream cannot continue from. The library raises the bare class for it.
             if "Invalid prefix" not in str(error):
-                raise
+                raise error
             return self._release(len(self._pending))
-        if text is None:
-            return None
-        context, start = self._pending, self._released
-        self._clear(context)
-        return text.removeprefix(start)
 
     def _whole_characters(self) -> str:
         """Return what the pending ids add before the character that is unfinished at their end."""

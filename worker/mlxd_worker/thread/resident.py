@@ -43,7 +43,7 @@ from mlxd_worker.constraints.compiler import NO_CONTROLS, Constraints
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
-from mlxd_worker.engine.stepping.choose import choose, compile_steps
+from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_place
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.cores import available_cores
@@ -114,7 +114,7 @@ def make_resident(
         on_load=life.on_load,
         context=plan.context_length,
     )
-    caches = _new_caches(model, plan)
+    caches = _new_caches(model, plan, in_place=writes_in_place(model, device))
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
     chat = _read_chats(template, tokenizer, plan)
@@ -186,7 +186,7 @@ def _make_constraints(tokenizer: Tokenizer, model: Model, chat: ChatFormat | Non
     return Constraints(tokenizer, model.vocab_size, controls)
 
 
-def _new_caches(model: Model, plan: Plan) -> RowCaches:
+def _new_caches(model: Model, plan: Plan, *, in_place: bool) -> RowCaches:
     context = plan.context_length
     layers = model.new_caches(kv=plan.kv_format, context_max=context)
     # What is lifted comes on top of all rows, as activations do, and never together with them.
@@ -197,6 +197,7 @@ def _new_caches(model: Model, plan: Plan) -> RowCaches:
         rows_max=plan.rows_max,
         keeps_spares=True,
         lifted_nbytes=lifted_nbytes,
+        in_place=in_place,
     )
 
 

@@ -69,14 +69,16 @@ class Arenas:
         rows_max: int,
         keeps_spares: bool = False,
         one_class: bool = False,
+        whole: bool = False,
     ) -> None:
         """Return no arenas, within the bounds for so many tokens a row and so many rows.
 
-        one_class: all are of the largest class; there are then no more slots than rows.
+        one_class: all are of the largest class; there are then no more slots than rows. whole: the
+        first one has room for all rows at full length, so that there is never another one.
         """
         self._keeps_spares = keeps_spares
-        self.classes = capacity_classes(context_max, rows_max)[-1 if one_class else 0 :]
-        self.sizes = slot_sizes(rows_max)
+        self.classes = capacity_classes(context_max, rows_max)[-1 if one_class or whole else 0 :]
+        self.sizes = slot_sizes(rows_max)[-1 if whole else 0 :]
         self.tokens_max = kv_tokens_bound(context_max, rows_max)
         self.slots_max = slots_bound(rows_max)
         self.places: dict[RowId, Place] = {}

@@ -26,6 +26,8 @@ class Chunk:
     """Tokens the row holds afterwards, as the host knows them: offset + width."""
     start: mx.array
     """int32 [2]: slot and position of the first token."""
+    span: int = 0
+    """Positions that are read where shapes must be few; 0 for all of the capacity."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +75,7 @@ class Group:
     last_visible: mx.array
     """int32 [slots_used, width]: the position of each slot's queries, hence the last they see."""
     targets: mx.array | None = None
-    """Slots, then positions, to write, int32 [2, m or more], where a kernel may do so in place."""
+    """Slots and positions to write, int32 [m or more, 2], where a kernel may do so in place."""
     chunks: Chunks | None = None
     """Where the batch is several rows' chunks: how these here are attended; `slots_used` is then
     the number of their rows, and `last_visible` is by these, `[n, chunks.width]`."""
@@ -97,6 +99,9 @@ class StepPlan:
     """Whether attention must keep to the few shapes that were warmed, instead of exact ones."""
     in_place: bool = False
     """Whether the groups have `targets`: every cache's owner lets a kernel write in place."""
+    writes_first: bool = False
+    """Whether the groups' rows are tokens, several of one row's: then all are written before any of
+    them reads."""
     memo: dict[tuple[object, ...], mx.array] = field(default_factory=dict)
     """Masks and indices that layers with the same geometry share within this pass."""
 

@@ -51,13 +51,15 @@ class RowTable:
         keeps_spares: bool = False,
         sinks: bool = False,
         one_class: bool = False,
+        whole: bool = False,
     ) -> None:
         """Return a table without rows; `rows_max` bounds the rows alive, `context_max` each.
 
         keeps_spares: whether arenas without rows are kept for later rows, until `rest`. sinks:
         whether a batch reads an arena's slots up to the last one in use, not all of them: then rows
         sink within their arena, and a smaller one opens only where memory is tight. one_class:
-        whether all rows have room for the whole context from the start.
+        whether all rows have room for the whole context from the start. whole: whether one arena
+        has room for all rows of that length, so that none ever moves.
         """
         self.context_max = context_max
         self.rows_max = rows_max
@@ -68,6 +70,7 @@ class RowTable:
             rows_max=rows_max,
             keeps_spares=keeps_spares,
             one_class=one_class,
+            whole=whole,
         )
         self._lengths = RowLengths()
         self._sinks = sinks

@@ -66,6 +66,8 @@ class RowContents:
         ]
         """Those that do not go back by themselves to any offset; the others always do."""
         self._rows: dict[RowId, _Row] = {}
+        self.rest: Callable[[], None] | None = None
+        """What is called before arrays are written, but for a pass's own tokens."""
         self._read = _reader(self._layers, place)
         self.book = SnapshotBook(self._read)
 
@@ -266,6 +268,8 @@ class RowContents:
             self._restorable(kind, by_kind[kind], state.offset, target) for kind in self._layers
         ):
             return False
+        if self.rest is not None:
+            self.rest()
         for kind, chosen in by_kind.items():
             for part in chosen:
                 self._put_back(row, kind, part, target)

@@ -232,7 +232,8 @@ def attend_row(
     """
     if not plan.bounded_shapes:
         return attend_chunk(queries, keys, values, length=chunk.length, scale=scale, sinks=sinks)
-    span, width = keys.shape[2], queries.shape[2]
+    span, width = chunk.span or keys.shape[2], queries.shape[2]
+    keys, values = keys[:, :, :span], values[:, :, :span]
     most = CHUNK_WIDTHS[-1]
     parts = []
     for first in range(0, width, most):

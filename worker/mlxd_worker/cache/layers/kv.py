@@ -7,7 +7,7 @@ Invariants:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import mlx.core as mx
@@ -22,7 +22,8 @@ from mlxd_worker.cache.layers.attention import (
     seen_of,
 )
 from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
-from mlxd_worker.kernels.decode_attention import Target, attend_in_place, tickets_of
+from mlxd_worker.kernels.decode_attention import Target, attend_in_place, serves, tickets_of
+from mlxd_worker.kernels.token_writes import write_in_place
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +102,12 @@ class KVCache(SliceableCache):
             self._write(part.keys, part.values, part.plan)
         return [self._read(part.queries, part.plan, scale=scale, sinks=sinks) for part in parts]
 
+    def attends_joined(self, *, heads: int) -> bool:
+        """Tell whether `attend_joined` serves here for so many heads of queries."""
+        return self.value_dim == self.head_dim and serves(
+            heads=heads, kv_heads=self.kv_heads, head_dim=self.head_dim, dtype=self.dtype
+        )
+
     def attend_joined(
         self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
     ) -> mx.array:
@@ -117,6 +124,8 @@ class KVCache(SliceableCache):
             tickets = tickets_of(index, group.count * self.kv_heads)
             rows = joined[group.first : group.first + group.count]
             at = Target(group.targets, keys, values, tickets)
+            if plan.writes_first:
+                at = replace(at, places=write_in_place(rows, periods, at, heads=heads))
             parts.append(attend_in_place(rows, periods, at, heads=heads, scale=scale))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
 

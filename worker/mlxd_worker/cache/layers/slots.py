@@ -22,7 +22,7 @@ from mlxd_worker.cache.base import ArenaId, LayerCache, RowId
 from mlxd_worker.cache.layers.store import SliceableCache
 
 TARGETS_MIN = 8
-"""The least width of the array that tells a kernel where rows write."""
+"""The least length of the array that tells a kernel where rows write."""
 
 
 class SlotCache(LayerCache, Protocol):
@@ -124,14 +124,14 @@ def positions_of(
     return mx.array(positions, dtype=mx.int32)
 
 
-def _on_device(slots: mx.array, positions: mx.array) -> mx.array:
-    """Return both as one array `[2, TARGETS_MIN or more]` that has been computed.
+def on_device(slots: mx.array, positions: mx.array) -> mx.array:
+    """Return both as one array `[TARGETS_MIN or more, 2]` that has been computed.
 
     MLX keeps what comes from the host, and all arrays of 8 bytes, where a GPU reads them over its
     bus: 8 us a kernel on an H200, of each layer.
     """
     padding = max(TARGETS_MIN - positions.shape[0], 0)
-    return mx.pad(mx.stack([slots, positions]), [(0, 0), (0, padding)])
+    return mx.pad(mx.stack([slots, positions], axis=1), [(0, padding), (0, 0)])
 
 
 def plan_by_slots(
@@ -164,7 +164,7 @@ def plan_by_slots(
                 write_slots=slots[:, None],
                 write_positions=at,
                 last_visible=mx.broadcast_to(at, (shape.slots, 1)) if lone_row else at,
-                targets=_on_device(slots, own),
+                targets=on_device(slots, own),
             )
         )
         first += count

@@ -25,7 +25,8 @@ from typing import Final
 
 from mlxd_models.sizes.pass_sizes import DRAFTED_TOKENS_MAX
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
+from mlxd_worker.cache.layers.shapes import WIDE_SLOTS_MAX, WIDE_WIDTH, AttentionShape
+from mlxd_worker.cache.layers.tokens import is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.speculation.depth import (
@@ -95,9 +96,11 @@ class Speculator:
         self._clock = clock
         self._depth_default = depth_default
         self._make_drafter = make_drafter
-        self._shapes = frozenset(caches.shapes()) if caches.bounded_shapes else None
+        # In place all passes are over so many tokens, whose rows they are: no shape is new.
+        few = caches.bounded_shapes and not caches.in_place
+        self._shapes = frozenset(caches.shapes()) if few else None
         """Those of attention that were warmed; None where any will do."""
-        self._widths = WIDTHS if self._shapes is None else (1, WIDE_WIDTH)
+        self._widths = (1, WIDE_WIDTH) if caches.bounded_shapes else WIDTHS
         self._controller = controller or DepthController(widths=self._widths)
         self._pooled = Record()
         self._guessers: dict[RowId, _Guesser] = {}
@@ -232,6 +235,8 @@ class Speculator:
 
     def _may_widen(self, rows: Sequence[Row]) -> bool:
         """Tell whether any of the rows can guess at all: else nobody need look anything up."""
+        if self._caches.in_place:
+            return self._reads_in_place(rows, 1)
         if self._shapes is None or len(rows) == 1:
             return True
         arenas = self._caches.table.arenas
@@ -240,6 +245,8 @@ class Speculator:
 
     def _is_warm(self, rows: Sequence[Row], width: int) -> bool:
         """Tell whether such a step takes no new shapes; a single row's is that of a chunk."""
+        if self._caches.in_place:
+            return self._reads_in_place(rows, width)
         if self._shapes is None or len(rows) == 1:
             return True
         table = self._caches.table
@@ -248,6 +255,17 @@ class Speculator:
         return self._shapes.issuperset(
             AttentionShape(place.capacity, slots[place.arena], width) for place in places
         )
+
+    def _reads_in_place(self, rows: Sequence[Row], width: int) -> bool:
+        """Tell whether a pass in place reads so many tokens of each row; of a single one any does.
+
+        More rows than wide shapes have slots elsewhere are busy enough with one token each.
+        """
+        if len(rows) == 1:
+            return True
+        able = self._model.capabilities.prompts_in_place and len(rows) <= WIDE_SLOTS_MAX
+        ends = [row.offset + width for row in rows]
+        return able and is_read_in_place(ends, [width] * len(rows))
 
     def _learn(self, runs: Sequence[Run], guesses: dict[RowId, Guess]) -> None:
         for run in runs:

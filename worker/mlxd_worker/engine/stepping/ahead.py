@@ -12,6 +12,8 @@ Invariants:
   its logits, which are kept for such rows. A row that draws its last
   token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
   first: what is under way refers to them. A row that is moved then takes along what is ahead.
+- Where prompts are written in place (`prompts_in_place`) a row joins a step that is made up ahead,
+  and draws its first token with it; elsewhere it has a pass of its own first.
 - What a row has written ahead lies beyond its offset until it is taken up, so a row that ends
   meanwhile leaves no trace of it.
 - The device is asked in the order in which its results are needed; nothing is asked twice.
@@ -87,7 +89,10 @@ class Ahead:
         assert not carried, "this step takes no prompt along"
         # Rows of a step ahead stay where they are, but one that comes back may have to move.
         rows = make_ready(self._caches, rows, before=self.rest)
-        return runs_of(rows, self._draw(rows, ahead=ahead))
+        known, fresh = self._split(rows)
+        if ahead and known and fresh and self._may_enter(fresh):
+            return runs_of(known, self._draw(known, known, entering=fresh, ahead=True))
+        return runs_of(rows, self._draw(rows, known, ahead=ahead))
 
     def rest(self) -> None:
         """Wait for what is under way: then nothing but the caches refers to their arrays."""
@@ -100,17 +105,41 @@ class Ahead:
         self._under_way = None
         self._columns.clear()
 
-    def _draw(self, rows: Sequence[Row], *, ahead: bool) -> list[Drawn]:
-        """Return what is drawn for each row, in the rows' order; they have reserved the token."""
+    def _split(self, rows: Sequence[Row]) -> tuple[list[Row], list[Row]]:
+        """Return the rows that have drawn a token in the step under way, and the others."""
+        offsets = {} if self._under_way is None else self._under_way.offsets
+        known: list[Row] = []
+        fresh: list[Row] = []
+        for row in rows:
+            (known if offsets.get(row.id) == row.offset else fresh).append(row)
+        return known, fresh
+
+    def _may_enter(self, rows: Sequence[Row]) -> bool:
+        """Tell whether rows that nothing is under way for may have their first token ahead."""
+        overlaps = self._model.capabilities.prompts_in_place and self._lead is Lead.DISPATCHED
+        return overlaps and all(row.foreseeable for row in rows)
+
+    def _draw(
+        self,
+        rows: Sequence[Row],
+        known: Sequence[Row],
+        *,
+        entering: Sequence[Row] = (),
+        ahead: bool,
+    ) -> list[Drawn]:
+        """Return what is drawn for each row, in the rows' order; they have reserved the token.
+
+        known: those of them that have drawn it in the step under way. entering: others, which take
+        part in the next step for the first time, where one is ahead.
+        """
         step, self._under_way = self._under_way, None
-        known = [row for row in rows if step is not None and _matches(step, row)]
         held = [row for row in known if row.matcher is not None and row.is_held]
         if step is None or len(known) < len(rows) or held:
             return self._draw_some(rows, step, known, ahead=ahead)
         for row in rows:
             self._take_up(row)
         tokens = _tokens_of(step, rows)
-        following = self._make_up(rows, tokens) if ahead else None
+        following = self._make_up(rows, tokens, entering) if ahead else None
         if self._lead is Lead.DISPATCHED:
             self._dispatch(following)
         drawn = [Drawn(token_id) for token_id in _read(tokens)]
@@ -152,18 +181,26 @@ class Ahead:
         self._caches.contents.appending(row.id, row.offset, row.offset + 1)
         row.offset += 1
 
-    def _make_up(self, rows: Sequence[Row], tokens: mx.array) -> _UnderWay | None:
-        """Make up the step after the one that draws `tokens`, for the rows that go on after it."""
+    def _make_up(
+        self, rows: Sequence[Row], tokens: mx.array, entering: Sequence[Row] = ()
+    ) -> _UnderWay | None:
+        """Make up the step after the one that draws `tokens`, for the rows that go on after it.
+
+        And for those that are `entering` it, whose tokens are known.
+        """
         places = [index for index, row in enumerate(rows) if row.left > 1]
         going = [rows[index] for index in places]
         if not going or not self._may_go_on(going):
             return None
         if len(going) < len(rows):
             tokens = tokens[mx.array(places, dtype=mx.int32)]
+        draws = [row.draw_after() for row in going] + [row.draw() for row in entering]
+        if entering:
+            first = mx.array([row.next_token() for row in entering], dtype=mx.int32)
+            tokens, going = mx.concatenate([tokens, first]), [*going, *entering]
         offsets = {row.id: row.offset for row in going}
         batch = Batch.decode(tokens, list(offsets.values()), list(offsets))
         logits = self._model.logits(self._model.forward(batch, self._caches))
-        draws = [row.draw_after() for row in going]
         drawn = sample(logits, draws, hopeful=False, kept=self._columns)
         for row in going:
             # It stands there once the step is taken up.
@@ -185,10 +222,6 @@ class Ahead:
         if step is not None:
             mx.async_eval(step.tokens, self._caches.state())  # type: ignore[no-untyped-call]
         self._under_way = step
-
-
-def _matches(step: _UnderWay, row: Row) -> bool:
-    return step.offsets.get(row.id) == row.offset
 
 
 def _tokens_of(step: _UnderWay, rows: Sequence[Row]) -> mx.array:

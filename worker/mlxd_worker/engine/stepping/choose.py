@@ -62,6 +62,13 @@ def compile_steps(model: Model, caches: RowCaches, kind: DeviceKind) -> Compiled
     return CompiledModel(model, caches) if pays and SWITCHES.is_on(FastPath.COMPILED_STEP) else None
 
 
+def writes_in_place(model: Model, kind: DeviceKind) -> bool:
+    """Tell whether all passes of `compile_steps`'s model will write standard caches in place."""
+    compiles = kind is DeviceKind.CUDA and model.capabilities.compiles
+    able = compiles and model.capabilities.decodes_in_place
+    return able and SWITCHES.is_on(FastPath.COMPILED_STEP)
+
+
 def choose(
     model: Passes,
     caches: RowCaches,

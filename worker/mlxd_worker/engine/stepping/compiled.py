@@ -6,6 +6,8 @@ Invariants:
 - It is traced once for each set of arena shapes; rows that join, leave or trade places only change
   what is in its arguments. One arena's shapes are run before READY; sets of several when they are
   first met, at most `STEPS_MAX` of all kept.
+- Where caches are written in place, prompts too are read like this while they are short (`tokens`):
+  then all passes take one of few numbers of tokens, whoever they are of.
 - Everything else, and what does not fit it, is the model's own pass.
 - What it is capable of it states itself: nothing that it does not carry out is inherited.
 """
@@ -21,6 +23,7 @@ import mlx.core as mx
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import ArenaId, LayerCache, RowId
 from mlxd_worker.cache.layers.slots import ArenaShape, SlotCache, plan_by_slots, slot_caches
+from mlxd_worker.cache.layers.tokens import TokenLayout, plan_tokens
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 
@@ -28,7 +31,9 @@ STEPS_MAX = 160
 """Compiled steps that are kept, the one used longest ago going first."""
 
 Step = Callable[[mx.array, mx.array, mx.array, list[mx.array]], tuple[mx.array, list[mx.array]]]
-_Key = tuple[tuple[ArenaShape, ...], bool]
+Plans = Callable[[Sequence[ArenaId], mx.array, mx.array], StepPlan]
+"""Makes the plan of a traced pass, from its arenas' names, its positions and its slots."""
+_Key = tuple[tuple[ArenaShape, ...], object]
 
 
 class CompiledModel:
@@ -46,6 +51,8 @@ class CompiledModel:
             stays_lazy=False,  # a step takes the arrays out of the caches when it is called
             joins_passes=False,  # shapes must be few
             overlaps_steps=(caches.standard and self._layers is not None and own.decodes_in_place),
+            # Packed weights are unpacked for many rows, which is no part of a compiled pass.
+            prompts_in_place=caches.in_place and own.joins_passes,
         )
 
     @property
@@ -66,11 +73,33 @@ class CompiledModel:
         """Do one pass as the model would, a decode step by the compiled function."""
         return self._pass(batch, caches, lone_row=True)
 
+    def forward_widened(self, batch: Batch, caches: PassCaches, *, tokens: int) -> mx.array:
+        """Do the same pass over at least so many flat tokens, as a wider one would: to warm up."""
+        return self._pass(batch, caches, lone_row=True, least=tokens)
+
+    def forward_own(self, batch: Batch, caches: PassCaches) -> mx.array:
+        """Do the model's own pass, as where one by slots or tokens cannot be: to warm that up."""
+        return self._model.forward(batch, caches)
+
     def forward_all_slots(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Do the same pass, a single row's like one of several: to warm that function up."""
         return self._pass(batch, caches, lone_row=False)
 
-    def _pass(self, batch: Batch, caches: PassCaches, *, lone_row: bool) -> mx.array:
+    def _pass(
+        self, batch: Batch, caches: PassCaches, *, lone_row: bool, least: int = 1
+    ) -> mx.array:
+        if caches is self._caches and self._caches.in_place:
+            counts = batch.counts or (batch.width,) * len(batch.rows)
+            found = self._caches.by_tokens(
+                batch.rows,
+                batch.lengths,
+                counts,
+                several=self.capabilities.prompts_in_place,
+                least=least,
+            )
+            if found is None:
+                return self._model.forward(batch, caches)
+            return self._pass_tokens(batch, found)
         slots = None
         one_each = batch.width == 1 and not batch.counts
         if one_each and self._layers is not None and caches is self._caches:
@@ -81,19 +110,47 @@ class CompiledModel:
         tokens = batch.tokens.reshape(-1)
         if layout.source is not None:
             tokens = tokens[layout.source]
-        step = self._step(layout.shapes, alone=layout.alone is not None)
+        alone = layout.alone is not None
+
+        def plan(arenas: Sequence[ArenaId], positions: mx.array, slot: mx.array) -> StepPlan:
+            shapes, dtype = layout.shapes, self._model.dtype
+            return plan_by_slots(
+                shapes, arenas, positions=positions, slot=slot, lone_row=alone, dtype=dtype
+            )
+
+        step = self._step((layout.shapes, alone), plan)
         # Only the call refers to the arrays: whatever else did would make each write copy them.
         hidden, arrays = step(tokens, positions, layout.slot, lend(self._layers, layout.arenas))
         settle(self._layers, layout.arenas, arrays)
         return hidden if layout.order is None else hidden[layout.order]
 
-    def _step(self, shapes: tuple[ArenaShape, ...], *, alone: bool) -> Step:
-        key = (shapes, alone)
+    def _pass_tokens(self, batch: Batch, layout: TokenLayout) -> mx.array:
+        assert self._layers is not None, "caches in place are standard"
+        tokens = batch.tokens.reshape(-1)
+        if layout.source is not None:
+            tokens = tokens[layout.source]
+        shape, several = layout.shape, layout.several
+
+        def plan(arenas: Sequence[ArenaId], positions: mx.array, slots: mx.array) -> StepPlan:
+            (arena,) = arenas
+            dtype = self._model.dtype
+            return plan_tokens(
+                shape, arena, positions=positions, slots=slots, several=several, dtype=dtype
+            )
+
+        step = self._step(((shape,), (layout.flat, several)), plan)
+        arenas = [layout.arena]
+        hidden, arrays = step(tokens, layout.positions, layout.slots, lend(self._layers, arenas))
+        settle(self._layers, arenas, arrays)
+        return hidden if layout.count == layout.flat else hidden[: layout.count]
+
+    def _step(self, key: _Key, plan: Plans) -> Step:
+        """Return the compiled step of a key, whose first part are its arenas' shapes."""
         step = self._steps.get(key)
         if step is None:
             assert self._layers is not None, "asked for by slots"
             layers = self._caches.layers
-            traced = _trace(self._model, layers, self._layers, shapes, alone=alone)
+            traced = _trace(self._model, layers, self._layers, plan, arenas=len(key[0]))
             step = self._steps[key] = mx.compile(traced)
             if len(self._steps) > STEPS_MAX:
                 self._steps.popitem(last=False)
@@ -122,24 +179,22 @@ def _trace(
     model: Model,
     all_layers: Sequence[LayerCache | None],
     layers: tuple[SlotCache, ...],
-    shapes: tuple[ArenaShape, ...],
+    make_plan: Plans,
     *,
-    alone: bool,
+    arenas: int,
 ) -> Step:
-    """Return the step of one set of arena shapes; it is called only while it is traced."""
+    """Return the step over so many arenas; it is called only while it is traced."""
     # No arena has such a name: those that exist lie untouched beside these.
-    arenas = [ArenaId(-1 - index) for index in range(len(shapes))]
+    names = [ArenaId(-1 - index) for index in range(arenas)]
 
     def step(
-        tokens: mx.array, positions: mx.array, slot: mx.array, arrays: list[mx.array]
+        tokens: mx.array, positions: mx.array, slots: mx.array, arrays: list[mx.array]
     ) -> tuple[mx.array, list[mx.array]]:
-        settle(layers, arenas, arrays)
-        plan = plan_by_slots(
-            shapes, arenas, positions=positions, slot=slot, lone_row=alone, dtype=model.dtype
-        )
+        settle(layers, names, arrays)
+        plan = make_plan(names, positions, slots)
         batch = Batch(tokens=tokens[:, None], offsets=positions, lengths=(), rows=())
         hidden = model.forward(batch, _TracedCaches(all_layers, plan))
-        return hidden, lend(layers, arenas)
+        return hidden, lend(layers, names)
 
     return step
 

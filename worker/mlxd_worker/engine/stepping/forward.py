@@ -1,7 +1,8 @@
 """What a step evaluates: chunks of prompts, or one token of every decoding row.
 
 Invariants:
-- A pass over prompts evaluates the caches alone: no head, no logits.
+- A pass over prompts evaluates the caches alone, or where it writes in place its rows, which say
+  that it has: no head, no logits.
 - A decode step syncs with the host once, for all rows together (`drawing`).
 - Nothing of a step outlives it: no array, view or plan is kept.
 - A fault in here leaves the caches in an unknown state; the engine's owner ends the process.
@@ -22,9 +23,12 @@ RowChunk = tuple[Row, Sequence[int]]
 """A row, and its prompt's next tokens."""
 
 
-def prefill(model: Passes, caches: RowCaches, chunks: Sequence[RowChunk]) -> None:
+def prefill(
+    model: Passes, caches: RowCaches, chunks: Sequence[RowChunk], *, wait: bool = True
+) -> None:
     """Evaluate rows' next prompt tokens into the caches in one pass, and move their offsets.
 
+    wait: until it is done; else it is only dispatched, for passes that write in place alone.
     Several rows' only where the model and its caches can do that (`reads_together`).
     """
     caches.reserve_all({row.id: row.offset + len(tokens) for row, tokens in chunks})
@@ -39,7 +43,13 @@ def prefill(model: Passes, caches: RowCaches, chunks: Sequence[RowChunk]) -> Non
         if row.scores is not None:
             scored.append((row, own))
         first += len(tokens)
-    mx.eval(caches.state(), along, [own for _, own in scored])
+    if model.capabilities.overlaps_steps:
+        along.append(hidden)  # what is written in place is there once this is
+    if not wait:
+        assert not scored, "scores are read at once"
+        mx.async_eval(caches.state(), along)  # type: ignore[no-untyped-call]
+    else:
+        mx.eval(caches.state(), along, [own for _, own in scored])
     for row, own in scored:
         assert row.scores is not None
         row.scores.take_states(own, row.offset, model.logits)

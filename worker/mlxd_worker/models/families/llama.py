@@ -59,21 +59,18 @@ class LlamaModel(Decoder[Layer]):
             ],
         )
         plain = not any(rotation.config.interleaved for rotation in rotations)
-        self._in_place = (
-            plain
-            and not config.sinks
+        self._in_place = plain and not config.sinks
+        self.capabilities = Capabilities(
+            stays_lazy=all(layer.feed.stays_lazy for layer in self._layers),
+            joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
+            reads_chunks=True,
+            decodes_in_place=self._in_place
             and serves(
                 heads=config.heads,
                 kv_heads=config.kv_heads,
                 head_dim=config.head_dim,
                 dtype=self.dtype,
-            )
-        )
-        self.capabilities = Capabilities(
-            stays_lazy=all(layer.feed.stays_lazy for layer in self._layers),
-            joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
-            reads_chunks=True,
-            decodes_in_place=self._in_place,
+            ),
         )
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
@@ -100,7 +97,8 @@ class LlamaModel(Decoder[Layer]):
         joined = normed_times(rows, layer.attention_norm, layer.qkv)
         if layer.head_norms is not None:
             joined = layer.head_norms(joined)
-        if first.plan.in_place and isinstance(cache, KVCache) and self._in_place:
+        in_place = first.plan.in_place and self._in_place and isinstance(cache, KVCache)
+        if in_place and cache.attends_joined(heads=config.heads):
             periods = first.plan.share(("periods", id(layer.rotation)), layer.rotation.periods)
             return cache.attend_joined(
                 joined, periods, first.plan, heads=config.heads, scale=layer.scale

@@ -1,0 +1,188 @@
+"""Where prompts are written in place, steps stay ahead while rows join: the same tokens, sooner."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxd_worker.cache.layers.shapes import WIDE_SLOTS_MAX
+from mlxd_worker.cache.layers.tokens import READS_MAX
+from mlxd_worker.cache.prefix.prefix import PrefixCache
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.loop import Engine, Limits
+from mlxd_worker.engine.request import Finished, StreamId, Submit
+from mlxd_worker.engine.speculation.speculator import Speculator
+from mlxd_worker.engine.stepping.choose import choose
+from mlxd_worker.models.base import Model, Passes
+from tests.support.engines import GREEDY, Collected
+from tests.worker.engine.test_ahead import Silent
+from tests.worker.in_place import compiled_in_place
+from tests.worker.tiny import config_with, load, write_model
+
+CONTEXT = 1024
+ROWS_MAX = 4
+LONG = 800
+"""Tokens of a prompt that products read: a pass that the step under way is waited for first."""
+
+
+@pytest.fixture(autouse=True)
+def _traced_each_time() -> Iterator[None]:
+    """Run what would be compiled as it is written: a CPU's compiler is not what is tested."""
+    mx.disable_compile()
+    yield
+    mx.enable_compile()
+
+
+class Served:
+    """An engine that is given a model and its caches."""
+
+    def __init__(self, model: Passes, caches: RowCaches, *, prefix_nbytes: int = 0) -> None:
+        self.stepper = choose(model, caches)
+        self.prefix = PrefixCache(caches, budget_nbytes=prefix_nbytes)
+        self.engine = Engine(
+            model,
+            caches,
+            lambda request: Silent(),
+            Limits(context_length=CONTEXT, rows_max=ROWS_MAX),
+            stepper=self.stepper,
+            prefix=self.prefix,
+        )
+        self._streams = 0
+
+    def submit(self, prompt: tuple[int, ...], **options: Any) -> Collected:
+        """Submit a greedy stream of 12 tokens unless told otherwise."""
+        self._streams += 1
+        sink = Collected()
+        values: dict[str, Any] = {
+            "sampling": GREEDY,
+            "max_tokens": 12,
+            "stop": (),
+            "stop_token_ids": frozenset(),
+            "eos_ids": frozenset(),
+            "skip_special_tokens": False,
+            "submitted_s": time.monotonic(),
+        }
+        request = Submit(
+            stream=StreamId(self._streams), prompt=prompt, sink=sink, **{**values, **options}
+        )
+        self.engine.submit(request)
+        return sink
+
+    def finish(self) -> None:
+        """Step until nobody is left."""
+        while self.engine.busy:
+            self.engine.step()
+
+
+@pytest.fixture(scope="module", name="model")
+def _model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+    return load(write_model(tmp_path_factory.mktemp("model"), config_with()))
+
+
+def in_place(model: Model, **options: Any) -> Served:
+    """Return an engine as a GPU would run it."""
+    passes, caches = compiled_in_place(model, context_max=CONTEXT, rows_max=ROWS_MAX)
+    return Served(passes, caches, **options)
+
+
+def alone(model: Model, prompt: tuple[int, ...], **options: Any) -> list[int]:
+    """Return what a stream says with nobody beside it, by the model's own passes."""
+    served = Served(model, RowCaches(model.new_caches(), context_max=CONTEXT, rows_max=ROWS_MAX))
+    sink = served.submit(prompt, **options)
+    served.finish()
+    return sink.ids
+
+
+def prompt_of(number: int, tokens: int) -> tuple[int, ...]:
+    """Return a prompt like no other."""
+    return tuple((5 * number + 3 * at) % 59 + 1 for at in range(tokens))
+
+
+def test_steps_stay_ahead_while_rows_join_and_leave(model: Model) -> None:
+    """Once a step is ahead there is one after each, whoever comes; all say what they say alone."""
+    served = in_place(model)
+    prompts = [prompt_of(number, 5 + 9 * number) for number in range(7)]
+    sinks = [served.submit(prompts[0], max_tokens=40)]
+    while not served.stepper.ahead:
+        served.engine.step()
+
+    aheads = []
+    for number, prompt in enumerate(prompts[1:], start=1):
+        sinks.append(served.submit(prompt, max_tokens=3 + number))
+        for _ in range(4):
+            served.engine.step()
+            aheads.append(served.stepper.ahead)
+    served.finish()
+
+    assert all(aheads)
+    lengths = [40, *(3 + number for number in range(1, 7))]
+    for sink, prompt, length in zip(sinks, prompts, lengths, strict=True):
+        assert sink.ids == alone(model, prompt, max_tokens=length)
+
+
+def test_a_long_prompt_waits_for_the_step_under_way_and_disturbs_nobody(model: Model) -> None:
+    """It is read by products, which write arrays that the step still refers to."""
+    served = in_place(model)
+    short, long = prompt_of(1, 4), prompt_of(2, LONG)
+    first = served.submit(short, max_tokens=30)
+    while not served.stepper.ahead:
+        served.engine.step()
+    second = served.submit(long)
+    served.finish()
+
+    assert first.ids == alone(model, short, max_tokens=30)
+    assert second.ids == alone(model, long)
+
+
+def test_a_beginning_is_put_back_while_a_step_is_ahead(model: Model) -> None:
+    """What others have read is restored between two steps, into nobody else's row."""
+    served = in_place(model, prefix_nbytes=1 << 24)
+    common = prompt_of(3, 100)
+    served.submit(common, max_tokens=2)
+    served.finish()
+    beside = served.submit(prompt_of(4, 6), max_tokens=30)
+    while not served.stepper.ahead:
+        served.engine.step()
+    prompt = (*common, 7, 8, 9)
+    sink = served.submit(prompt)
+    served.finish()
+
+    finished = sink.events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.cached_tokens >= len(common) - 1
+    assert sink.ids == alone(model, prompt)
+    assert beside.ids == alone(model, prompt_of(4, 6), max_tokens=30)
+
+
+def test_rows_guess_only_what_a_pass_in_place_reads(model: Model) -> None:
+    """Else a pass over the whole arena would be made, of a shape that nobody has run before."""
+    served = in_place(model)
+    for number in range(2):
+        served.submit(prompt_of(number, 5), max_tokens=30)
+    for _ in range(3):
+        served.engine.step()
+    speculator, rows = served.stepper, list(served.engine._rows.values())
+    assert isinstance(speculator, Speculator)
+
+    assert speculator._is_warm(rows, 8)
+    rows[0].offset = READS_MAX // 8
+    assert not speculator._is_warm(rows, 8)
+    assert speculator._is_warm(rows[:1], 8)
+    assert not speculator._is_warm(rows * WIDE_SLOTS_MAX, 1)
+
+
+def test_a_row_that_has_to_be_looked_after_has_a_pass_of_its_own_first(model: Model) -> None:
+    """Penalties need the tokens before: such a row joins no step that is made up ahead."""
+    served = in_place(model)
+    first = served.submit(prompt_of(1, 4), max_tokens=20)
+    while not served.stepper.ahead:
+        served.engine.step()
+    second = served.submit(prompt_of(5, 9), top_logprobs=1)
+    served.finish()
+
+    assert first.ids == alone(model, prompt_of(1, 4), max_tokens=20)
+    assert second.ids == alone(model, prompt_of(5, 9))
