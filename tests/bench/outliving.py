@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd import Client, Delta
-from mlxd.messages import WorkerStatus
+from mlxd.messages import PrefixDisk, Status, WorkerStatus
 from mlxd_shared.domain.requests import SamplingOptions
 from tests.bench.__main__ import random_llama
 from tests.bench.report import json_line
@@ -40,6 +40,9 @@ STEPS = 1500
 MOVED_NBYTES = 2 << 30
 """Others' steps are timed while so much at least is read and written."""
 VOCABULARY = 4096
+LOOK_S = 0.2
+WRITE_S = 2.0
+"""Between two looks at how many blocks are on disk: a share grows once a second."""
 NAME = "long"
 GREEDY = SamplingOptions(temperature=0.0)
 
@@ -90,27 +93,32 @@ async def worker_of(client: Client) -> WorkerStatus:
     return next(worker for worker in workers if worker.exit_code is None)
 
 
-async def loaded(client: Client) -> None:
+def disk_of(status: Status) -> PrefixDisk | None:
+    """Return what the worker that lives keeps on disk, where it has said so."""
+    living = (worker for worker in status.workers if worker.exit_code is None)
+    return next((worker.prefix_disk for worker in living), None)
+
+
+async def load(client: Client) -> None:
     """Have the model loaded and its worker given a share, so that no load is timed."""
     await ask(client, prompt_of(SHORT_TOKENS, seed=0), max_tokens=1)
-    while True:
-        disk = (await worker_of(client)).prefix_disk
-        if disk is not None and disk.budget_nbytes:
-            return
-        await asyncio.sleep(0.1)
+    async with client.watch_status(NAME, interval_s=LOOK_S) as statuses:
+        async for status in statuses:
+            disk = disk_of(status)
+            if disk is not None and disk.budget_nbytes:
+                return
 
 
-async def written(client: Client, prompt: list[int]) -> None:
+async def write(client: Client, prompt: list[int]) -> None:
     """Use a prompt until its blocks are on disk: as long as their number grows."""
     before = -1
-    while True:
-        await ask(client, prompt, max_tokens=1)
-        disk = (await worker_of(client)).prefix_disk
-        assert disk is not None, "the server keeps prompts"
-        if disk.blocks == before:
-            return
-        before = disk.blocks
-        await asyncio.sleep(2.0)
+    async with client.watch_status(NAME, interval_s=WRITE_S) as statuses:
+        async for status in statuses:
+            disk = disk_of(status)
+            if disk is not None and disk.blocks == before:
+                return
+            before = 0 if disk is None else disk.blocks
+            await ask(client, prompt, max_tokens=1)
 
 
 async def first_tokens(model: Path, folder: Path, *, tokens: int, runs: int) -> dict[str, float]:
@@ -124,19 +132,19 @@ async def first_tokens(model: Path, folder: Path, *, tokens: int, runs: int) -> 
             times.setdefault(name, []).append(answer.first_s)
 
         async with serving(model, folder) as client:
-            await loaded(client)
+            await load(client)
             cold = await ask(client, prompt)
             note("cold", cold, cold.ids)
             note("memory", await ask(client, prompt), cold.ids)
-            await written(client, prompt)
+            await write(client, prompt)
             await client.unload(NAME)
-            await loaded(client)
+            await load(client)
             note("unload", await ask(client, prompt), cold.ids)
             os.kill((await worker_of(client)).pid, signal.SIGKILL)
-            await loaded(client)
+            await load(client)
             note("kill", await ask(client, prompt), cold.ids)
         async with serving(model, folder) as client:
-            await loaded(client)
+            await load(client)
             note("restart", await ask(client, prompt), cold.ids)
     return {name: statistics.median(of) for name, of in times.items()}
 
@@ -166,13 +174,13 @@ async def steps_beside_disk(
     """Return the p99 of another row's steps, in milliseconds: alone, and beside the disk's work."""
     prompts = [prompt_of(tokens // 4, seed=200 + number) for number in range(4)]
     async with serving(model, folder) as client:
-        await loaded(client)
+        await load(client)
         for prompt in prompts:
             await ask(client, prompt, max_tokens=1)
-            await written(client, prompt)
+            await write(client, prompt)
         alone = await steps(client)
         await client.unload(NAME)
-        await loaded(client)
+        await load(client)
         before = (await worker_of(client)).prefix_disk
         assert before is not None, "the server keeps prompts"
         beside: list[float] = []
@@ -186,7 +194,7 @@ async def steps_beside_disk(
             assert after is not None, "the server keeps prompts"
             moved += after.read_nbytes + after.written_nbytes
             await client.unload(NAME)
-            await loaded(client)
+            await load(client)
     return {"alone": _p99_ms(alone), "beside": _p99_ms(beside), "moved_bytes": float(moved)}
 
 
