@@ -1,4 +1,4 @@
-"""What one `mlxd serve` was told. Every default is written here or in mlxd_shared.config."""
+"""The settings of one `mlxd serve`. Every default is defined here or in mlxd_shared.config."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 
 @dataclass(frozen=True, slots=True)
 class StorePlaces:
-    """Where stores of models are; None: not looked into, nor where there is no such directory."""
+    """The directories of model stores; None: not used. A missing directory is an empty store."""
 
     models_dir: Path | None = None
-    """mlxd's own."""
+    """mlxd's own directory."""
     hub_cache: Path | None = None
-    """Of Hugging Face's libraries."""
+    """The cache of Hugging Face's libraries."""
     ollama: Path | None = None
-    """Ollama's, with its manifests and blobs."""
+    """Ollama's directory of manifests and blobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the operator allows of each device's memory.
 
-    `memory_limit_bytes` caps what all models on it may use. `reserve_bytes`, else a fraction of the
-    total, stays free beside what others hold; of a GPU `gpu_overhead_bytes` and a fraction besides.
+    `memory_limit_bytes` caps what all its models may use. `reserve_bytes`, or else a fraction of
+    the total, stays free besides what others hold; on a GPU, so do `gpu_overhead_bytes` and its
+    fraction.
     """
 
     memory_limit_bytes: int | None = None
@@ -46,18 +47,18 @@ class ServeSettings:
     """Options of a controller.
 
     `models` are (name, folder); empty means the built-in demo model under the name "demo". `stores`
-    are looked into besides. `keep_alive_s` math.inf is for ever, 0 unloads when idle. `waiting_max`
+    are searched besides. `keep_alive_s` math.inf means for ever, 0 unloads when idle. `waiting_max`
     streams may wait for a row of a model; None leaves that to its worker. `load_stall_timeout_s`
-    math.inf gives no load up; `worker_silent_timeout_s` math.inf or 0 ends no worker that has
-    stopped answering; `orphan_grace_s` is how long ready workers outlive a controller that is
-    killed. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets and
-    records; None is the default of `address`. `preload` names models to load before the first
-    request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
-    and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
-    which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
-    it. `workers` are (name, address) of workers that somebody else started, to be used in place of
-    processes of our own. `load_defaults` are what loads begin with, by a model's name, alias or
-    digest. `log_content` puts prompts and outputs into the log, which otherwise never has them.
+    math.inf never gives up a load; `worker_silent_timeout_s` math.inf or 0 never ends a worker that
+    has stopped answering; `orphan_grace_s` is how long ready workers outlive a killed controller.
+    `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets and records; None
+    means the default for `address`. `preload` names models to load before the first request.
+    `security` protects `address`, `metrics` (HOST:PORT of the Prometheus endpoint) and `http`
+    (HOST:PORT of the gateway; None: no gateway). Pages of `http_origins` may use the gateway, which
+    applies the rules for agents with `http_agent_rules`. `allow_remote` serves other machines
+    without `security`. `workers` are (name, address) of workers that others started, used instead
+    of our own processes. `load_defaults` are the defaults for loads by a model's name, alias or
+    digest. `log_content` logs prompts and outputs, which are never logged otherwise.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -89,5 +90,5 @@ class ServeSettings:
 
     @property
     def silent_max_s(self) -> float:
-        """How long a worker may answer nothing; math.inf: for ever."""
+        """How long a worker may go without answering; math.inf: for ever."""
         return self.worker_silent_timeout_s or math.inf
