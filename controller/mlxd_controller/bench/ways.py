@@ -45,7 +45,6 @@ class Way(Protocol):
 
     async def run(self, prompts: Prompts, new_tokens: int) -> Ran:
         """Time streams of exactly `new_tokens` tokens, behind a short one that nobody times."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
