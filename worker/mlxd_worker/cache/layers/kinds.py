@@ -16,8 +16,8 @@ import mlx.core as mx
 
 from mlxd_models.sizes.arena_sizes import CAPACITY_MIN
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.cache.layers.quantized import QuantizedKVCache
@@ -27,22 +27,8 @@ from mlxd_worker.cache.layers.rotating import RotatingCache
 class AttentionCache(LayerCache, Protocol):
     """A layer's cache that attention reads and writes."""
 
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
-
-        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order; `sinks`,
-        `[heads]`, are scores that stand beside those of every query.
-        """
-        ...
+    def attend(self, asked: Asked) -> mx.array:
+        """Write keys and values; return what the queries read, in their shape and order."""
 
 
 _ATTENTION = (KVCache, QuantizedKVCache, RotatingCache)

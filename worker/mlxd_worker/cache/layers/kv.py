@@ -7,7 +7,6 @@ Invariants:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import mlx.core as mx
@@ -15,6 +14,7 @@ import mlx.core as mx
 from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.attention import (
+    Asked,
     attend_group,
     attend_row,
     from_slots,
@@ -23,16 +23,6 @@ from mlxd_worker.cache.layers.attention import (
 )
 from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
 from mlxd_worker.kernels.decode_attention import Target, attend_in_place, tickets_of
-
-
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One pass's part of several that are joined: as `KVCache.attend` takes it."""
-
-    queries: mx.array
-    keys: mx.array
-    values: mx.array
-    plan: StepPlan
 
 
 class KVCache(SliceableCache):
@@ -52,22 +42,10 @@ class KVCache(SliceableCache):
         )
         super().__init__(Kind.STANDARD, parts)
 
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
-
-        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
-        """
-        self._write(keys, values, plan)
-        return self._read(queries, plan, scale=scale, sinks=sinks)
+    def attend(self, asked: Asked) -> mx.array:
+        """Write keys and values; return what the queries read, in their shape and order. Lazy."""
+        self._write(asked.keys, asked.values, asked.plan)
+        return self._read(asked)
 
     def fetch(
         self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
@@ -90,16 +68,14 @@ class KVCache(SliceableCache):
         seen_keys, seen_values = (array[rows, :, columns] for array in arrays)
         return seen_keys, seen_values
 
-    def attend_joined_passes(
-        self, parts: Sequence[Asked], *, scale: float, sinks: mx.array | None = None
-    ) -> list[mx.array]:
+    def attend_joined_passes(self, parts: Sequence[Asked]) -> list[mx.array]:
         """Do `attend` for several passes, no row being in two; return what each one reads.
 
         All write before any reads: a view of an array that is still to be written would copy it.
         """
         for part in parts:
             self._write(part.keys, part.values, part.plan)
-        return [self._read(part.queries, part.plan, scale=scale, sinks=sinks) for part in parts]
+        return [self._read(part) for part in parts]
 
     def attend_joined(
         self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float
@@ -121,39 +97,23 @@ class KVCache(SliceableCache):
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
 
     def _write(self, keys: mx.array, values: mx.array, plan: StepPlan) -> None:
-        """Write a pass's tokens."""
         if plan.chunk is None:
             for group in plan.groups:
                 self._write_group(keys, values, group, plan)
             return
         write_block(self._arenas[plan.chunk.arena], plan.chunk.start, (keys, values))
 
-    def _read(
-        self, queries: mx.array, plan: StepPlan, *, scale: float, sinks: mx.array | None
-    ) -> mx.array:
-        """Return what a pass's queries read of what has been written."""
-        chunk = plan.chunk
+    def _read(self, asked: Asked) -> mx.array:
+        plan, chunk = asked.plan, asked.plan.chunk
         if chunk is not None:
             row = slice(chunk.slot, chunk.slot + 1)
             keys, values = (array[row] for array in self._arenas[chunk.arena])
-            return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
-        parts = [
-            self._read_group(queries, group, plan, scale=scale, sinks=sinks)
-            for group in plan.groups
-        ]
-        return plan.in_order(parts)
+            return attend_row(asked, keys, values, chunk)
+        return plan.in_order([self._read_group(asked, group) for group in plan.groups])
 
-    def _read_group(
-        self,
-        queries: mx.array,
-        group: Group,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _read_group(self, asked: Asked, group: Group) -> mx.array:
         keys, values = (seen_of(array, group, group.span) for array in self._arenas[group.arena])
-        return attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
+        return attend_group(asked, keys, values, group)
 
     def _write_group(self, keys: mx.array, values: mx.array, group: Group, plan: StepPlan) -> None:
         """Write a batch's tokens, each row's at its own position; only these are touched."""

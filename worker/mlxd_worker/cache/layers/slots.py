@@ -30,11 +30,9 @@ class SlotCache(LayerCache, Protocol):
 
     def lend(self, arena: ArenaId) -> tuple[mx.array, ...]:
         """Give an arena's arrays away: until `settle` nothing here refers to them."""
-        ...
 
     def settle(self, arena: ArenaId, arrays: Sequence[mx.array]) -> None:
         """Take an arena's arrays, in the order of `lend`."""
-        ...
 
 
 def slot_caches(layers: Sequence[LayerCache | None]) -> tuple[SlotCache, ...] | None:
