@@ -96,11 +96,9 @@ class Parser(Protocol):
 
     def push(self, text: str) -> list[Piece]:
         """Take the next text; return the pieces that are certain."""
-        ...
 
     def finish(self) -> list[Piece]:
         """Return what was held back: the answer is over."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
