@@ -18,7 +18,7 @@ import mlx.core as mx
 import psutil
 
 from mlxd_models.families.common.family import Footprint
-from mlxd_models.files.chat_template import ChatTemplate, read_template
+from mlxd_models.files.chat_template import read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.described import Life, facts_of, life_of
@@ -49,7 +49,6 @@ from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
-from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.blocks import open_blocks
 from mlxd_worker.thread.facts import DiskFolder, Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
@@ -81,14 +80,14 @@ def make_resident(
     guesses: SpeculationCounts | None = None,
     folder: DiskFolder | None = None,
 ) -> Resident:
-    """Load and warm up the model of `job`; `report` is told of every step.
+    """Load and warm up the model of `job`; `report` gets every step.
 
-    MLX's memory and pool are bounded from then on, failed or not: the caller lifts the limits.
-    `counts` is told of every look-up of a prompt, `guesses` of every guess; `folder` is for blocks.
+    MLX's memory and pool are limited from then on, even after a failure: the caller lifts the
+    limits. `counts` counts the look-ups of prompts, `guesses` the guesses; `folder` is for blocks.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
-        InvalidRequest: an option that this model cannot honour; names it and the limit.
+        InvalidRequest: this model cannot honour an option; names it and the limit.
     """
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
@@ -116,11 +115,15 @@ def make_resident(
     caches = _new_caches(model, plan)
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
-    chat = _read_chats(template, tokenizer, plan)
+    chat = None
+    if template is not None:
+        chars_max = tokenizer.chars_max(plan.context_length)
+        chat = ChatFormat(template, tokenizer, chars_max=chars_max)
+    controls = NO_CONTROLS if chat is None else chat.control.ids
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
-        constraints=_make_constraints(tokenizer, model, chat),
+        constraints=Constraints(tokenizer, model.vocab_size, controls),
         chat=chat,
         vocab_size=model.vocab_size,
         context_length=plan.context_length,
@@ -154,7 +157,7 @@ def _new_prefix(
     counts: PrefixCounts | None,
     folder: DiskFolder | None,
 ) -> PrefixCache:
-    """Return what keeps prompts, in `folder` too; the caller closes its `disk`."""
+    """Return the prefix cache, with blocks in `folder` if any; the caller closes its `disk`."""
     disk = None
     if folder is not None and plan.prefix_bytes:
         disk = open_blocks(
@@ -167,21 +170,6 @@ def _new_prefix(
             library=f"mlx {version('mlx')}",
         )
     return PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts, disk=disk)
-
-
-def _read_chats(
-    template: ChatTemplate | None, tokenizer: Tokenizer, plan: Plan
-) -> ChatFormat | None:
-    """Return how conversations are read; None where the model has no template for them."""
-    if template is None:
-        return None
-    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(plan.context_length))
-
-
-def _make_constraints(tokenizer: Tokenizer, model: Model, chat: ChatFormat | None) -> Constraints:
-    """Return what compiles the model's formats, and its calls where it chats."""
-    controls = NO_CONTROLS if chat is None else chat.control.ids
-    return Constraints(tokenizer, model.vocab_size, controls)
 
 
 def _new_caches(model: Model, plan: Plan) -> RowCaches:
@@ -199,7 +187,7 @@ def _new_caches(model: Model, plan: Plan) -> RowCaches:
 
 
 def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:
-    """Have MLX keep to the plan: what it keeps of freed buffers, and how far it goes ahead."""
+    """Hold MLX to the plan: the size of its pool, and how far it evaluates ahead."""
     pool_nbytes = plan.nbytes_of(POOL_TERM)
     mx.set_cache_limit(pool_nbytes)
     if device is DeviceKind.CPU:
@@ -213,7 +201,7 @@ def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: Devic
 def _engine_maker(
     model: Passes, caches: RowCaches, facts: Loaded, plan: Plan
 ) -> Callable[..., Engine]:
-    """Return what makes an engine of it all; `Engine`'s keyword arguments are left open."""
+    """Return a function that makes an engine, given `Engine`'s keyword arguments."""
     limits = Limits(
         context_length=facts.context_length,
         rows_max=facts.rows_max,
@@ -232,7 +220,7 @@ def _engine_maker(
 
 
 def _check_generates(engine: Engine, form: FloatType) -> None:
-    """Warm up with an engine that keeps nothing of it, and refuse a model that cannot answer."""
+    """Warm up with an engine that keeps no prompts, and refuse a model that cannot generate."""
     try:
         warm_up(engine)
     except MlxdError as error:
@@ -241,9 +229,9 @@ def _check_generates(engine: Engine, form: FloatType) -> None:
 
 
 def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind) -> Plan:
-    """Return what was asked for; what was left open is chosen so that it fits."""
+    """Return the plan for `spec`; what it leaves open is chosen so that the model fits."""
     available_nbytes = psutil.virtual_memory().available
-    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory; a Mac's is one
+    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory
         available_nbytes = mx.get_memory_limit()
     budget_nbytes = int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION))
     device = Device(
