@@ -122,7 +122,7 @@ class GenerationReader:
     """The choices of one stream, each whole and in order, as they come."""
 
     def __init__(self, *, resumed: int = 0, choices: int = 1) -> None:
-        """Expect so many choices, of which so many tokens are known."""
+        """Expect `choices` choices, with these tokens already known."""
         self._resumed = resumed
         self._count = choices
         self._choices: dict[int, _ChoiceReader] = {}

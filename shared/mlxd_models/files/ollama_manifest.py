@@ -167,7 +167,7 @@ def _find_blobs(layers: tuple[Layer, ...], folder: Path) -> Iterator[tuple[str, 
 def _name_layers(
     layers: tuple[Layer, ...], places: Mapping[str, Path], file: str
 ) -> dict[str, Path]:
-    """Return the layers that stand for files; those of a component's folder are none of ours."""
+    """Return the layers that are files of the model; those of a component's folder are skipped."""
     paths: dict[str, Path] = {}
     for layer in layers:
         if layer.media_type not in (_JSON, _PARAMETERS):

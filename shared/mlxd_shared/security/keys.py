@@ -135,7 +135,7 @@ def parse_keys(content: bytes, *, file: str) -> KeyRing:
 
 
 def describe_keys(keys: Iterable[Key]) -> dict[str, object]:
-    """Return what a file with these keys says; what is not limited is left out."""
+    """Return a file's content with these keys; limits that are not set are left out."""
     entries = []
     for key in keys:
         values = asdict(key) | {"scopes": sorted(key.scopes), "models": sorted(key.models)}

@@ -133,7 +133,7 @@ def _generate_violations(
 
 
 def _id_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
-    """Return what is wrong with the id, behind which those of further choices have their number."""
+    """Return what is wrong with the id; further choices have their number appended to it."""
     most, length = config.REQUEST_ID_CHARS_MAX, len(pb.request_id)
     if pb.n > 1:
         most -= config.CHOICE_ID_CHARS

@@ -98,7 +98,7 @@ def _choice_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]
 
 
 def _function_name(text: str) -> str:
-    """Return the name of a function on offer; empty where it is none."""
+    """Return the name of an offered function; empty if the text is not one."""
     try:
         tool = json_object(text)
     except ValueError:  # which is told of the tool itself

@@ -33,7 +33,7 @@ BLOCK_SCALES: Final = "weight_scale_inv"
 
 _KEY = "quantization"
 _COPY = "quantization_config"
-"""Where newer writers say the same again, and other libraries what they have packed."""
+"""Where newer writers repeat the setting, and other libraries describe their packing."""
 
 _KNOWN = frozenset({"group_size", "bits", "mode"})
 
