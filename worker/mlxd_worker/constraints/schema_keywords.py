@@ -1,4 +1,4 @@
-"""Read a JSON schema for what it demands; write it anew in the subset that the library enforces.
+"""Reads a JSON schema and rewrites it in the subset that the library enforces.
 
 The library reads schemas, too, but leaves some demands out, reads a few differently from what the
 schema means, and does not tell where it stopped. So each keyword is read here: enforced, an

@@ -19,7 +19,7 @@ from mlxd_worker.thread.facts import DiskFolder
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says; None where it does not."""
+    """The options of the command line; None where not given."""
 
     listen: str | None
     allow_remote: bool

@@ -94,7 +94,7 @@ LINEAR: Final = frozenset(
 
 
 def read_settings(content: bytes, *, file: str = FILE) -> dict[str, Any]:
-    """Return what a tokenizer.json says; raises InvalidModel, with the file, if it is none."""
+    """Parse a tokenizer.json; raises InvalidModel, with the file, if it is invalid."""
     try:
         settings = json.loads(content, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
@@ -105,7 +105,7 @@ def read_settings(content: bytes, *, file: str = FILE) -> dict[str, Any]:
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; of what is read here, what stands there twice has no meaning."""
+    """Return an object; duplicate keys are refused among those read here."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]

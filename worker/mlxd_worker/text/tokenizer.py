@@ -168,7 +168,7 @@ class Tokenizer:
         return str(text)
 
     def chars_max(self, tokens: int) -> int:
-        """Return how many characters of a text so many ids can stand for at most."""
+        """Return the most characters of text that this many ids can stand for."""
         return tokens * self.piece_chars_max * NORMALISED_CHARS_MAX
 
     def token_text(self, token_id: int) -> str | None:
@@ -375,7 +375,7 @@ class Detokenizer:
         return "".join(self.push(token_id) for token_id in ids)
 
     def _clear(self, context: list[int]) -> None:
-        """Have no ids pending behind `context`, whose text is given out."""
+        """Drop the pending ids; `context` is what has been returned as text."""
         self._context, self._pending, self._released, self._given_count = context, [], "", 0
 
     def _text_behind(self, context: list[int], ids: list[int]) -> str | None:

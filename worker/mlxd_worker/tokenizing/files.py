@@ -1,4 +1,4 @@
-"""Read a model folder's tokenizer: which files say what, and what is wrong with them by name.
+"""Reads a model folder's tokenizer from its files; errors name the file.
 
 Sources, first that says it wins
 - the tokenizer itself: tokenizer.json;

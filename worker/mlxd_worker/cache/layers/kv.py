@@ -31,7 +31,7 @@ class KVCache(SliceableCache):
     def __init__(
         self, *, kv_heads: int, head_dim: int, dtype: mx.Dtype, value_dim: int | None = None
     ) -> None:
-        """Return a cache without arenas; values are as wide as keys where nothing else is said."""
+        """Return a cache without arenas; by default values are as wide as keys."""
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.value_dim = head_dim if value_dim is None else value_dim

@@ -53,7 +53,7 @@ class LatentCache(SliceableCache):
 
 
 def as_latent(cache: LayerCache | None) -> LatentCache:
-    """Return the cache of a layer of latents as what it is; engine thread, every step.
+    """Return a latent layer's cache, with its type; engine thread, every step.
 
     Raises:
         TypeError: a bug: the layer has no state, or another one.

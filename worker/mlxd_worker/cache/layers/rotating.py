@@ -49,7 +49,7 @@ class RotatingCache(ArenaCache):
     ) -> None:
         """Return a cache without arenas; `window` counts the query's own position.
 
-        Values are as wide as keys where nothing else is said.
+        By default values are as wide as keys.
         """
         self.kv_heads = kv_heads
         self.head_dim = head_dim

@@ -65,7 +65,7 @@ class SlotLayout:
     waiting: tuple[tuple[int, RowId], ...]
     """The flat rows of rows that are not in the batch."""
     source: mx.array | None
-    """int32 [flat_rows]: whose token each flat row takes; None where that is the batch as it is."""
+    """int32 [flat_rows]: whose token each flat row takes; None if that is the batch's order."""
     order: mx.array | None
     """int32 [N]: `flat_of`; None where that is the flat rows as they are."""
     slot: mx.array

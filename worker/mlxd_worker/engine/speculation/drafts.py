@@ -50,7 +50,7 @@ class Guess:
 
 
 class Drafter(Protocol):
-    """Whoever guesses for one stream. Real: prompt look-up; tests propose what they like."""
+    """Guesses for one stream. Real: prompt look-up; tests propose what they like."""
 
     def push(self, token_id: int) -> None:
         """Take the stream's next token."""
