@@ -89,7 +89,7 @@ def _signals(stopping: asyncio.Event) -> Iterator[None]:
 
 @asynccontextmanager
 async def _running(settings: ServeSettings) -> AsyncIterator[tuple[str, str | None]]:
-    """Run a controller around the body; yields the target for clients, and the gateway's URL."""
+    """Run a controller around the body; yields what clients dial, and the gateway's URL."""
     security = settings.security.load()
     clock = SystemClock()
     models = settings.models or ((DEMO_NAME, demo_model()),)

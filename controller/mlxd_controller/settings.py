@@ -47,18 +47,18 @@ class ServeSettings:
     """Options of a controller.
 
     `models` are (name, folder); empty means the built-in demo model under the name "demo". `stores`
-    are searched besides. `keep_alive_s` math.inf means for ever, 0 unloads when idle. `waiting_max`
+    are looked into besides. `keep_alive_s` math.inf is for ever, 0 unloads when idle. `waiting_max`
     streams may wait for a row of a model; None leaves that to its worker. `load_stall_timeout_s`
-    math.inf never gives up a load; `worker_silent_timeout_s` math.inf or 0 never ends a worker that
-    has stopped answering; `orphan_grace_s` is how long ready workers outlive a killed controller.
-    `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets and records; None
-    means the default for `address`. `preload` names models to load before the first request.
-    `security` protects `address`, `metrics` (HOST:PORT of the Prometheus endpoint) and `http`
-    (HOST:PORT of the gateway; None: no gateway). Pages of `http_origins` may use the gateway, which
-    applies the rules for agents with `http_agent_rules`. `allow_remote` serves other machines
-    without `security`. `workers` are (name, address) of workers that others started, used instead
-    of our own processes. `load_defaults` are the defaults for loads by a model's name, alias or
-    digest. `log_content` logs prompts and outputs, which are never logged otherwise.
+    math.inf gives no load up; `worker_silent_timeout_s` math.inf or 0 ends no worker that has
+    stopped answering; `orphan_grace_s` is how long ready workers outlive a controller that is
+    killed. `max_loaded` None means as many as fit. `run_dir` holds the workers' sockets and
+    records; None is the default of `address`. `preload` names models to load before the first
+    request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
+    and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
+    which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
+    it. `workers` are (name, address) of workers that somebody else started, to be used in place of
+    processes of our own. `load_defaults` are what loads begin with, by a model's name, alias or
+    digest. `log_content` puts prompts and outputs into the log, which otherwise never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS

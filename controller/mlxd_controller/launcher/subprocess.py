@@ -15,7 +15,6 @@ import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 
 from structlog.typing import FilteringBoundLogger
@@ -100,16 +99,17 @@ class SubprocessLauncher:
         waiting_max: how many streams may wait in a worker; None leaves it to the worker.
         gpu_ids: the driver's ids of the devices that a worker sees alone, by device name; an id
         means the same GPU in whatever order CUDA counts them.
-        findings: the file with the findings of `mlxd doctor`; None: workers read none.
+        findings: the file of what `mlxd doctor` found; None: workers read none.
         """
         self._command = tuple(command)
         self._environment = own_environment() if environment is None else dict(environment)
         self._stall_timeout_s = stall_timeout_s
-        options = {"--waiting-max": waiting_max, "--findings": findings}
-        given = ((option, str(value)) for option, value in options.items() if value is not None)
+        waiting = () if waiting_max is None else ("--waiting-max", str(waiting_max))
+        remembered = () if findings is None else ("--findings", str(findings))
         self.arguments = (
             *("--orphan-grace", str(orphan_grace_s), "--log-format", "json"),
-            *chain.from_iterable(given),
+            *waiting,
+            *remembered,
         )
         """The arguments common to all workers."""
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir

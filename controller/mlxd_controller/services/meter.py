@@ -34,7 +34,7 @@ class Counts:
 
 
 class Meter:
-    """Context manager for one Generate; `model` is set as soon as it is known."""
+    """A context around one Generate; `model` is set as soon as it is known."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
         self.model = UNKNOWN_MODEL

@@ -172,6 +172,8 @@ class ModelService:
         finally:
             self._log_readers -= 1
 
+    # --- views -----------------------------------------------------------------------------------
+
     def _to_message(self, ref: ModelRef | BrokenRef) -> types_pb2.Model:
         return broken_to_pb(ref) if isinstance(ref, BrokenRef) else self._view(ref)
 

@@ -47,7 +47,7 @@ class ControlServicer:
     async def Shrink(
         self, request: worker_pb2.ShrinkRequest, context: Context
     ) -> worker_pb2.ShrinkResponse:
-        """Release memory."""
+        """Give memory back."""
         self._check(request.worker_incarnation)
         before_nbytes, after_nbytes = await self._worker.engine.shrink(request.target_bytes)
         return worker_pb2.ShrinkResponse(bytes_before=before_nbytes, bytes_after=after_nbytes)

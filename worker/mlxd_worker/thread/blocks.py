@@ -36,8 +36,8 @@ def open_blocks(
 ) -> PrefixDisk | None:
     """Return the store for blocks of a model's prompts; None if it has none, or no usable folder.
 
-    weights: their form in memory. library: what computes, with its version. The caller closes the
-    tier.
+    weights: how they are kept in memory. library: what computes, with its version. Whoever gets it
+    closes its tier.
     """
     layers: dict[Kind, list[LayerCache]] = {}
     for layer in caches.layers:

@@ -30,7 +30,7 @@ class DiskFolder:
 
     path: Path
     budget_nbytes: int
-    """For one model in one form."""
+    """Of one model in one form."""
 
 
 Report = Callable[[LoadProgress], None]

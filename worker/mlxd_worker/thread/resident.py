@@ -18,7 +18,7 @@ import mlx.core as mx
 import psutil
 
 from mlxd_models.families.common.family import Footprint
-from mlxd_models.files.chat_template import read_template
+from mlxd_models.files.chat_template import ChatTemplate, read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
 from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.described import Life, facts_of, life_of
@@ -49,6 +49,7 @@ from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.text.pooling_files import read_embed_defaults
+from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.blocks import open_blocks
 from mlxd_worker.thread.facts import DiskFolder, Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
@@ -115,15 +116,11 @@ def make_resident(
     caches = _new_caches(model, plan)
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
-    chat = None
-    if template is not None:
-        chars_max = tokenizer.chars_max(plan.context_length)
-        chat = ChatFormat(template, tokenizer, chars_max=chars_max)
-    controls = NO_CONTROLS if chat is None else chat.control.ids
+    chat = _read_chats(template, tokenizer, plan)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
-        constraints=Constraints(tokenizer, model.vocab_size, controls),
+        constraints=_make_constraints(tokenizer, model, chat),
         chat=chat,
         vocab_size=model.vocab_size,
         context_length=plan.context_length,
@@ -170,6 +167,21 @@ def _new_prefix(
             library=f"mlx {version('mlx')}",
         )
     return PrefixCache(caches, budget_nbytes=plan.prefix_bytes, counts=counts, disk=disk)
+
+
+def _read_chats(
+    template: ChatTemplate | None, tokenizer: Tokenizer, plan: Plan
+) -> ChatFormat | None:
+    """Return how conversations are read; None where the model has no template for them."""
+    if template is None:
+        return None
+    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(plan.context_length))
+
+
+def _make_constraints(tokenizer: Tokenizer, model: Model, chat: ChatFormat | None) -> Constraints:
+    """Return what compiles the model's formats, and its calls where it chats."""
+    controls = NO_CONTROLS if chat is None else chat.control.ids
+    return Constraints(tokenizer, model.vocab_size, controls)
 
 
 def _new_caches(model: Model, plan: Plan) -> RowCaches:
