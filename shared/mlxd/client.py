@@ -221,7 +221,7 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[_wire.EmbedOptions],
     ) -> Embeddings:
-        """Return a vector for each of `texts`, with their token count; loads the model if necessary.
+        """Return a vector for each of `texts`, and their token count; loads the model if need be.
 
         `dimensions` shortens each vector to that many; `pooling` and `normalize` None mean the
         model's own.
@@ -277,7 +277,7 @@ class Client:
     ) -> Stream[LoadUpdate]:
         """Load a model, by name or by its folder's path on the server, and return the progress.
 
-        The last update is READY, otherwise the stream raises. Leaving the stream does not end the load.
+        The last update is READY, otherwise the stream raises. Leaving the stream ends no load.
         """
         request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=False)
         call = ModelServiceStub(self._opened).LoadModel(request, timeout=timeout_s)

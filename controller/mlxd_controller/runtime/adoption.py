@@ -80,11 +80,11 @@ def leave_word(
     """Have the worker's record updated if what a later controller must know has changed."""
     if worker is None or worker.process is None:
         return
-    if former is None or _recorded(former) != _recorded(model):
+    if former is None or _entry_of(former) != _entry_of(model):
         worker.process.remember(holding_of(model, keep_alive_s=keep_alive_s))
 
 
-def _recorded(model: Model) -> tuple[object, ...]:
+def _entry_of(model: Model) -> tuple[object, ...]:
     ready = isinstance(model.phase, Ready)
     return (ready, model.worker, model.spec, model.pinned, model.keep_alive_s, model.load_s)
 

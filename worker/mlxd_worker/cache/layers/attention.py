@@ -162,16 +162,18 @@ def attend_slots(
     return result.reshape(slots, heads, width, values.shape[-1])
 
 
-def attend_group(asked: Asked, keys: mx.array, values: mx.array, group: Group) -> mx.array:
+def attend_group(inputs: Asked, keys: mx.array, values: mx.array, group: Group) -> mx.array:
     """Return what a batch's queries read of one arena, slot by slot.
 
     Keys and values are all that the rows hold (`seen_of`). The chunks of several rows come in any
     number and width: where MLX builds a kernel for each shape, single products are used instead.
     """
-    mask = visible_by_slot(group, keys.shape[2], asked.plan)
-    fused = group.chunks is None or not asked.plan.bounded_shapes
-    rows = by_slot(asked.queries, group)
-    return attend_slots(rows, keys, values, mask, scale=asked.scale, sinks=asked.sinks, fused=fused)
+    mask = visible_by_slot(group, keys.shape[2], inputs.plan)
+    fused = group.chunks is None or not inputs.plan.bounded_shapes
+    rows = by_slot(inputs.queries, group)
+    return attend_slots(
+        rows, keys, values, mask, scale=inputs.scale, sinks=inputs.sinks, fused=fused
+    )
 
 
 def attend_chunk(
@@ -226,12 +228,12 @@ def _attend_block(
     return (weights.reshape(folded) @ values).reshape(1, heads, count, values.shape[-1])
 
 
-def attend_row(asked: Asked, keys: mx.array, values: mx.array, chunk: Chunk) -> mx.array:
+def attend_row(inputs: Asked, keys: mx.array, values: mx.array, chunk: Chunk) -> mx.array:
     """Return what a chunk's queries read of their whole row.
 
     Keys and values are `[1, kv_heads, capacity, head_dim]`, column p being position p.
     """
-    queries, plan, scale, sinks = asked.queries, asked.plan, asked.scale, asked.sinks
+    queries, plan, scale, sinks = inputs.queries, inputs.plan, inputs.scale, inputs.sinks
     if not plan.bounded_shapes:
         return attend_chunk(queries, keys, values, length=chunk.length, scale=scale, sinks=sinks)
     span, width = keys.shape[2], queries.shape[2]

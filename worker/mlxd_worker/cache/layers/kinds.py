@@ -26,7 +26,7 @@ from mlxd_worker.cache.layers.rotating import RotatingCache
 class AttentionCache(LayerCache, Protocol):
     """A layer's cache that attention reads and writes."""
 
-    def attend(self, asked: Asked) -> mx.array:
+    def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order."""
 
 

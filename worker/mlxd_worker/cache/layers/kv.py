@@ -42,10 +42,10 @@ class KVCache(SliceableCache):
         )
         super().__init__(Kind.STANDARD, parts)
 
-    def attend(self, asked: Asked) -> mx.array:
+    def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order. Lazy."""
-        self._write(asked.keys, asked.values, asked.plan)
-        return self._read(asked)
+        self._write(inputs.keys, inputs.values, inputs.plan)
+        return self._read(inputs)
 
     def fetch(
         self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
@@ -103,17 +103,17 @@ class KVCache(SliceableCache):
             return
         write_block(self._arenas[plan.chunk.arena], plan.chunk.start, (keys, values))
 
-    def _read(self, asked: Asked) -> mx.array:
-        plan, chunk = asked.plan, asked.plan.chunk
+    def _read(self, inputs: Asked) -> mx.array:
+        plan, chunk = inputs.plan, inputs.plan.chunk
         if chunk is not None:
             row = slice(chunk.slot, chunk.slot + 1)
             keys, values = (array[row] for array in self._arenas[chunk.arena])
-            return attend_row(asked, keys, values, chunk)
-        return plan.in_order([self._read_group(asked, group) for group in plan.groups])
+            return attend_row(inputs, keys, values, chunk)
+        return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
 
-    def _read_group(self, asked: Asked, group: Group) -> mx.array:
+    def _read_group(self, inputs: Asked, group: Group) -> mx.array:
         keys, values = (seen_of(array, group, group.span) for array in self._arenas[group.arena])
-        return attend_group(asked, keys, values, group)
+        return attend_group(inputs, keys, values, group)
 
     def _write_group(self, keys: mx.array, values: mx.array, group: Group, plan: StepPlan) -> None:
         """Write a batch's tokens, each row's at its own position; only these are touched."""

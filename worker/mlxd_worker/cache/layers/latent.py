@@ -37,19 +37,19 @@ class LatentCache(SliceableCache):
         `queries` are `[N, heads, width, entry_dim]`, the result `[N, heads, width, latent_dim]`, in
         the batch's order, lazy.
         """
-        chunk, asked = plan.chunk, Asked(queries, entries, entries, plan, scale)
+        chunk, inputs = plan.chunk, Asked(queries, entries, entries, plan, scale)
         if chunk is None:
             for group in plan.groups:
                 arrays, tokens = self._arenas[group.arena], members(entries, group)
                 scatter(arrays, group.write_slots, group.write_positions, [tokens])
-            return plan.in_order([self._read(asked, group) for group in plan.groups])
+            return plan.in_order([self._read(inputs, group) for group in plan.groups])
         write_block(self._arenas[chunk.arena], chunk.start, [entries])
         row = self._arenas[chunk.arena][0][chunk.slot : chunk.slot + 1]
-        return attend_row(asked, row, row[..., : self.latent_dim], chunk)
+        return attend_row(inputs, row, row[..., : self.latent_dim], chunk)
 
-    def _read(self, asked: Asked, group: Group) -> mx.array:
+    def _read(self, inputs: Asked, group: Group) -> mx.array:
         entries = seen_of(self._arenas[group.arena][0], group, group.span)
-        return attend_group(asked, entries, entries[..., : self.latent_dim], group)
+        return attend_group(inputs, entries, entries[..., : self.latent_dim], group)
 
 
 def as_latent(cache: LayerCache | None) -> LatentCache:

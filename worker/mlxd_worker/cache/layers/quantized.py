@@ -120,43 +120,43 @@ class QuantizedKVCache(SliceableCache):
         )
         super().__init__(Kind.QUANTIZED, parts)
 
-    def attend(self, asked: Asked) -> mx.array:
+    def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order. Lazy."""
-        plan = asked.plan
-        new = self.packing.pack(mx.concatenate([asked.keys, asked.values], axis=1))
+        plan = inputs.plan
+        new = self.packing.pack(mx.concatenate([inputs.keys, inputs.values], axis=1))
         if plan.chunk is not None:
-            return self._attend_chunk(asked, new, plan.chunk)
+            return self._attend_chunk(inputs, new, plan.chunk)
         # All are written before any is read: several groups may live in one arena.
         for group in plan.groups:
             tokens = (members(array, group) for array in new.arrays)
             arrays = self._arenas[group.arena]
             scatter(arrays, group.write_slots, group.write_positions, tokens)
-        return plan.in_order([self._read_group(asked, group) for group in plan.groups])
+        return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
 
-    def _attend_chunk(self, asked: Asked, new: Packed, chunk: Chunk) -> mx.array:
+    def _attend_chunk(self, inputs: Asked, new: Packed, chunk: Chunk) -> mx.array:
         arrays = self._arenas[chunk.arena]
         write_block(arrays, chunk.start, new.arrays)
         row = slice(chunk.slot, chunk.slot + 1)
-        span = chunk.capacity if asked.plan.bounded_shapes else chunk.length
+        span = chunk.capacity if inputs.plan.bounded_shapes else chunk.length
         keys, values = self._unpack(Packed(*(array[row, :, :span] for array in arrays)))
-        return attend_row(asked, keys, values, chunk)
+        return attend_row(inputs, keys, values, chunk)
 
-    def _read_group(self, asked: Asked, group: Group) -> mx.array:
+    def _read_group(self, inputs: Asked, group: Group) -> mx.array:
         arrays = self._arenas[group.arena]
         seen = Packed(*(seen_of(array, group, group.span) for array in arrays))
         # A prompt's product, with many queries, is faster unpacked.
         if not self.packed_products or group.chunks is not None:
             keys, values = self._unpack(seen)
-            return attend_group(asked, keys, values, group)
-        return self._attend_packed(asked, seen, group)
+            return attend_group(inputs, keys, values, group)
+        return self._attend_packed(inputs, seen, group)
 
-    def _attend_packed(self, asked: Asked, seen: Packed, group: Group) -> mx.array:
+    def _attend_packed(self, inputs: Asked, seen: Packed, group: Group) -> mx.array:
         """Attend without unpacking; heads that share keys are query positions of one head."""
-        mask = visible_by_slot(group, group.span, asked.plan)
-        queries = by_slot(asked.queries, group)
+        mask = visible_by_slot(group, group.span, inputs.plan)
+        queries = by_slot(inputs.queries, group)
         slots, heads, width, _ = queries.shape
         shared = heads // self.kv_heads
-        folded = (queries * asked.scale).reshape(
+        folded = (queries * inputs.scale).reshape(
             slots, self.kv_heads, shared * width, self.head_dim
         )
         keys = Packed(*(array[:, : self.kv_heads] for array in seen.arrays))
@@ -165,7 +165,7 @@ class QuantizedKVCache(SliceableCache):
         span = scores.shape[-1]
         scores = scores.reshape(slots, self.kv_heads, shared, width, span) + mask[:, :, None]
         scores = scores.reshape(*folded.shape[:-1], span)
-        weights = shares_of(scores, folded_sinks(asked.sinks, self.kv_heads, width))
+        weights = shares_of(scores, folded_sinks(inputs.sinks, self.kv_heads, width))
         read = self.packing.product(weights, values, transpose=False)
         return read.reshape(slots, heads, width, self.head_dim)
 

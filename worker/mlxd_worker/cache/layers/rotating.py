@@ -90,15 +90,15 @@ class RotatingCache(ArenaCache):
         """Tell whether nothing that a row at `target` sees has been overwritten by `offset`."""
         return target == offset or offset <= self.window
 
-    def attend(self, asked: Asked) -> mx.array:
+    def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order.
 
         Lazy, except for several tokens of a row that wrap: their result is evaluated.
         """
-        plan = asked.plan
+        plan = inputs.plan
         if plan.chunk is not None:
-            return self._attend_chunk(asked, plan.chunk)
-        return plan.in_order([self._attend_group(asked, group) for group in plan.groups])
+            return self._attend_chunk(inputs, plan.chunk)
+        return plan.in_order([self._attend_group(inputs, group) for group in plan.groups])
 
     def fetch(
         self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
@@ -142,22 +142,22 @@ class RotatingCache(ArenaCache):
         mx.eval(arrays)
         return whole
 
-    def _attend_chunk(self, asked: Asked, chunk: Chunk) -> mx.array:
-        arrays, width = self._arenas[chunk.arena], asked.keys.shape[2]
+    def _attend_chunk(self, inputs: Asked, chunk: Chunk) -> mx.array:
+        arrays, width = self._arenas[chunk.arena], inputs.keys.shape[2]
         ring, row = ring_of(arrays), slice(chunk.slot, chunk.slot + 1)
         if chunk.length > ring and width > 1:
-            return self._attend_wrapping(asked, chunk)
-        write_positions(arrays, chunk.slot, chunk.length - width, (asked.keys, asked.values))
+            return self._attend_wrapping(inputs, chunk)
+        write_positions(arrays, chunk.slot, chunk.length - width, (inputs.keys, inputs.values))
         keys, values = (array[row] for array in arrays)
         if chunk.length > ring:
             return attend_chunk(
-                asked.queries, keys, values, length=ring, scale=asked.scale, sinks=asked.sinks
+                inputs.queries, keys, values, length=ring, scale=inputs.scale, sinks=inputs.sinks
             )
-        return attend_row(asked, keys, values, chunk)
+        return attend_row(inputs, keys, values, chunk)
 
-    def _attend_wrapping(self, asked: Asked, chunk: Chunk) -> mx.array:
+    def _attend_wrapping(self, inputs: Asked, chunk: Chunk) -> mx.array:
         """Attend several tokens of one row piece by piece, each written before the next reads."""
-        arrays, plan, width = self._arenas[chunk.arena], asked.plan, asked.keys.shape[2]
+        arrays, plan, width = self._arenas[chunk.arena], inputs.plan, inputs.keys.shape[2]
         ring, row = ring_of(arrays), slice(chunk.slot, chunk.slot + 1)
         before = chunk.length - width
         piece = CHUNK_WIDTHS[-1] if plan.bounded_shapes else max(self.window, PIECE_TOKENS_MIN)
@@ -165,7 +165,7 @@ class RotatingCache(ArenaCache):
         for first in range(0, width, piece):
             new_queries, new_keys, new_values = (
                 array[:, :, first : first + piece]
-                for array in (asked.queries, asked.keys, asked.values)
+                for array in (inputs.queries, inputs.keys, inputs.values)
             )
             count = new_keys.shape[2]
             padding = padded_width(count) - count if plan.bounded_shapes else 0
@@ -174,9 +174,9 @@ class RotatingCache(ArenaCache):
                 _pad(new_queries, padding),
                 _after(arrays[0][row, :, :held], _pad(new_keys, padding)),
                 _after(arrays[1][row, :, :held], _pad(new_values, padding)),
-                scale=asked.scale,
+                scale=inputs.scale,
                 mask=self._chunk_mask(chunk, plan, first, held, count + padding),
-                sinks=asked.sinks,
+                sinks=inputs.sinks,
             )
             parts.append(read[:, :, :count])
             mx.eval(parts[-1])
@@ -199,27 +199,27 @@ class RotatingCache(ArenaCache):
             lambda: sliding_mask(self.window, chunk.start[1:] + first, held, width, plan.dtype),
         )
 
-    def _attend_group(self, asked: Asked, group: Group) -> mx.array:
-        arrays, plan, width = self._arenas[group.arena], asked.plan, asked.keys.shape[2]
-        by_row, slots, ring = by_slot(asked.queries, group), group.slots_used, ring_of(arrays)
-        tokens = [members(new, group) for new in (asked.keys, asked.values)]
+    def _attend_group(self, inputs: Asked, group: Group) -> mx.array:
+        arrays, plan, width = self._arenas[group.arena], inputs.plan, inputs.keys.shape[2]
+        by_row, slots, ring = by_slot(inputs.queries, group), group.slots_used, ring_of(arrays)
+        tokens = [members(new, group) for new in (inputs.keys, inputs.values)]
         if width == 1 or group.span <= ring:
             scatter_last(arrays, group, tokens)
             seen = min(group.span, ring)
             keys, values = (array[:slots, :, :seen] for array in arrays)
             mask = visible_by_slot(group, seen, plan)
-            return attend_slots(by_row, keys, values, mask, scale=asked.scale, sinks=asked.sinks)
+            return attend_slots(by_row, keys, values, mask, scale=inputs.scale, sinks=inputs.sinks)
         mask = plan.share(
             ("sliding", self.window, group.arena),
             lambda: sliding_mask(self.window, group.last_visible[:, 0], ring, width, plan.dtype),
         )
         result = attend_slots(
             by_row,
-            _after(arrays[0][:slots], by_slot(asked.keys, group)),
-            _after(arrays[1][:slots], by_slot(asked.values, group)),
+            _after(arrays[0][:slots], by_slot(inputs.keys, group)),
+            _after(arrays[1][:slots], by_slot(inputs.values, group)),
             mask,
-            scale=asked.scale,
-            sinks=asked.sinks,
+            scale=inputs.scale,
+            sinks=inputs.sinks,
         )
         mx.eval(result)
         scatter_last(arrays, group, tokens)
