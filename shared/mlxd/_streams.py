@@ -182,7 +182,7 @@ class _ChoiceReader:
         self._request_id = self._request_id or message.request_id
         self._model_digest = self._model_digest or message.model_digest
         if message.model_digest != self._model_digest:
-            raise BrokenStream("the model has become another one: the stream cannot go on")
+            raise BrokenStream("the model has changed: the stream cannot continue")
 
     def _finish(self, message: inference_pb2.GenerateResponse) -> a.Finished:
         if message.finish.reason not in FINISH_FROM_PB:

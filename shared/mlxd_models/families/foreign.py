@@ -65,7 +65,7 @@ def parse_foreign(config: Mapping[str, Any]) -> ForeignConfig:
     """
     name = zoo_type(config)
     if name is None:
-        problem = f"{config.get('model_type')!r} is none of mlx-lm's models"
+        problem = f"{config.get('model_type')!r} is not one of mlx-lm's models"
         raise invalid("model_type", problem)
     if config.get("model_file") is not None:
         raise invalid("model_file", "names code to be run; mlxd runs none that a model brings")

@@ -101,7 +101,7 @@ class StoredFiles:
         """Return the files of one of the model's folders, by FOLDER/NAME, as they are now."""
         path = self.named[folder]
         if not os.path.isdir(path):  # noqa: PTH112 - no error but false
-            raise InvalidModel("is no folder", file=folder)
+            raise InvalidModel("is not a folder", file=folder)
         return open_folder(path, inside=_inside(self.path), prefix=f"{folder}/")
 
     def read(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> bytes | None:

@@ -105,7 +105,7 @@ class _Reader:
             if len(self.rules) == RULES_MAX:
                 self._refuse(f"more than {RULES_MAX} rules", start)
             if not self._take("sign", "::="):
-                self._refuse("'::=' is needed behind a rule's name")
+                self._refuse("'::=' is needed after a rule's name")
             self._skip_lines()
             self._rule = name
             self.uses[name] = set()

@@ -195,7 +195,7 @@ def _draft(content: Json) -> Draft:
         draft = _DRAFTS.get(said.rstrip("#").removeprefix("https://").removeprefix("http://"))
         if draft is not None:
             return draft
-    raise SchemaError("#/$schema", f"{str(said)[:80]!r} is no draft from 4 to 2020-12")
+    raise SchemaError("#/$schema", f"{str(said)[:80]!r} is not a draft from 4 to 2020-12")
 
 
 def _identity(content: Json, draft: Draft) -> str:

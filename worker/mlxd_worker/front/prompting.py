@@ -119,7 +119,7 @@ def _check_ids(
     if len(prompt) + spec.min_tokens > loaded.context_length:
         limit = (
             f"{spec.min_tokens} is above the {loaded.context_length - len(prompt)} tokens that the "
-            f"context of {loaded.context_length} has left behind the prompt"
+            f"context of {loaded.context_length} has left after the prompt"
         )
         raise InvalidRequest.of("min_tokens", limit)
     return ids

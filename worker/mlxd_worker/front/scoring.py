@@ -77,7 +77,7 @@ async def _prompts(worker: Worker, spec: ScoreSpec, loaded: Loaded, index: int) 
         ids = check_ids(whole, loaded, field=field, what="text with its continuation")
         begin = min(_count_common(alone, ids), len(ids) - 1)
         if begin < 1:
-            raise InvalidRequest.of(f"{place}.text", "no token stands before what is scored")
+            raise InvalidRequest.of(f"{place}.text", "no token precedes what is scored")
         prompts.append(Reading(ids, scored_from=begin))
     return prompts
 
@@ -104,7 +104,7 @@ async def _answers(worker: Worker, spec: ScoreSpec, loaded: Loaded, index: int) 
             loaded.tokenizer, continuation, field=field, kind="score", begin_text=False
         )
         if not question or not answer:
-            raise InvalidRequest.of(field, "it has no tokens behind those of the question")
+            raise InvalidRequest.of(field, "it has no tokens after those of the question")
         ids = check_ids(
             [*question, *answer], loaded, field=f"{place}.text", what="question about it"
         )

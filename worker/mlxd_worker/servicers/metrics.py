@@ -104,7 +104,7 @@ class WorkerMetrics:
             ("mlxd_prefix_snapshots", "Open snapshots, lazy or not.", figures.prefix_snapshots),
             (
                 "mlxd_speculation_available",
-                "1 where the model's caches can take wrong guesses back, else 0.",
+                "1 where the model's caches can take wrong guesses back, otherwise 0.",
                 int(figures.can_guess),
             ),
         )

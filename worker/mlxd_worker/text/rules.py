@@ -98,9 +98,9 @@ def read_settings(content: bytes, *, file: str = FILE) -> dict[str, Any]:
     try:
         settings = json.loads(content, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"is no tokenizer: {error}", file) from error
+        raise InvalidModel(f"is not a tokenizer: {error}", file) from error
     if not isinstance(settings, dict):
-        raise InvalidModel("is no tokenizer: not a JSON object", file)
+        raise InvalidModel("is not a tokenizer: not a JSON object", file)
     return settings
 
 
@@ -111,7 +111,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         names = [name for name, _ in pairs]
         for name in _READ & members.keys():
             if names.count(name) > 1:
-                message = f"{name!r} stands twice in one object"
+                message = f"{name!r} occurs twice in one object"
                 raise ValueError(message)
     return members
 

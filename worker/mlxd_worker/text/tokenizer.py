@@ -46,13 +46,13 @@ _REPLACEMENT: Final = "\ufffd"
 
 @contextmanager
 def library_faults(problem: str, file: str = "tokenizer.json") -> Iterator[None]:
-    """Turn what the library runs into, which is its file's fault, into an error that names it.
+    """Turn an error of the library, which its file has caused, into one that names the file.
 
-    The library raises the bare class, or what is none of Python's errors where it gives up on
-    itself (a panic), after which it can be used all the same.
+    The library raises a bare Exception or, after a panic, a BaseException of its own; it remains
+    usable even then.
 
     Raises:
-        InvalidModel: the body did not come to its end.
+        InvalidModel: the body failed.
     """
     try:
         yield
