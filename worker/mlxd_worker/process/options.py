@@ -114,11 +114,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
     graces = (
         ("--orphan-grace", config.ORPHAN_GRACE_S, "how long to serve without a controller"),
-        (
-            "--stop-grace",
-            config.WORKER_STOP_GRACE_S,
-            "how long streams may go on after a request to stop",
-        ),
+        ("--stop-grace", config.WORKER_STOP_GRACE_S, "how long streams may take to stop"),
     )
     for name, default, text in graces:
         add(name, type=_seconds, default=default, metavar="SECONDS", help=text)
