@@ -1,1 +1,1 @@
-"""The controller: decides which models are resident, keeps a worker for each, relays streams."""
+"""The controller: decides which models are resident, runs a worker for each, relays streams."""

@@ -1,9 +1,9 @@
-"""The agents that `mlxd launch` starts, and what each reads to find a gateway. Pure.
+"""The agents that `mlxd launch` starts, and how each is pointed at a gateway. Pure.
 
 Invariants:
-- A secret stands in a variable of its own, `KEY` or the tool's; never in an argument or in a
+- A secret is passed in a variable of its own, `KEY` or the tool's; never in an argument or a
   configuration.
-- What the tool would send elsewhere by itself (a key of another service's) is not passed on.
+- Credentials that the tool would send to another service are removed from its environment.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 NO_KEY = "mlxd"
-"""What a tool sends that insists on a key, where the gateway asks for none."""
+"""The key for tools that insist on one when the gateway asks for none."""
 KEY = "MLXD_API_KEY"
 
 
@@ -22,8 +22,8 @@ KEY = "MLXD_API_KEY"
 class Target:
     """What a tool is to talk to.
 
-    `url` is the gateway's, without a path. `model` is empty where the tool's own names are meant,
-    `models` are the names on offer. `ca_file` has the authorities that signed its certificate.
+    `url` is the gateway's, without a path. `model` is empty if the tool is to use its own names;
+    `models` are the names available. `ca_file` has the authorities for the gateway's certificate.
     """
 
     url: str
@@ -34,7 +34,7 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Wiring:
-    """What a tool is started with; `key_variable` is where it looks for its key."""
+    """What a tool is started with; `key_variable` is where it reads its key."""
 
     key_variable: str
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class Wiring:
 
 @dataclass(frozen=True, slots=True)
 class Agent:
-    """One tool. `own_model` is a name that it asks for by itself; empty: it asks for none."""
+    """One tool. `own_model` is the name that it requests by default; empty: it has none."""
 
     program: str
     title: str
@@ -54,10 +54,10 @@ class Agent:
 
 
 def _wire_claude(target: Target) -> Wiring:
-    """Claude Code: the environment alone; each of its sizes of models is the one that is named."""
+    """Claude Code: by the environment alone; every size of model means the named one."""
     variables = {
         "ANTHROPIC_BASE_URL": target.url,
-        # Without it the head of its prompts stays the same even where the rules are off.
+        # Keeps the beginning of its prompts the same even if the gateway's rules are off.
         "CLAUDE_CODE_ATTRIBUTION_HEADER": "0",
     }
     sizes = (
@@ -73,10 +73,10 @@ def _wire_claude(target: Target) -> Wiring:
 
 
 def _wire_codex(target: Target) -> Wiring:
-    """Codex: a provider of its own, by overrides of its configuration, whose values are TOML.
+    """Codex: its own provider, by overrides of its configuration, whose values are TOML.
 
-    What it offers its models by default and OpenAI alone can run is off: a search of the web, and
-    tools in a namespace for agents of its own.
+    Two things that it offers its models by default run at OpenAI alone and are off: web search, and
+    tools in a namespace for sub-agents.
     """
     provider = "model_providers.mlxd"
     settings: dict[str, str | bool] = {
@@ -96,11 +96,11 @@ def _wire_codex(target: Target) -> Wiring:
 
 
 def _toml(name: str, value: str | bool) -> str:  # noqa: FBT001 - a value of TOML's
-    return f"{name}={json.dumps(value)}"  # strings and booleans of TOML's are those of JSON's
+    return f"{name}={json.dumps(value)}"  # JSON strings and booleans are valid TOML
 
 
 def _wire_opencode(target: Target) -> Wiring:
-    """Opencode: a configuration in a variable, which it merges with the user's own files."""
+    """OpenCode: a configuration in a variable, which it merges with the user's own files."""
     names = dict.fromkeys((target.model, *target.models) if target.model else target.models)
     provider = {
         "npm": "@ai-sdk/openai-compatible",
@@ -130,20 +130,20 @@ AGENTS: Mapping[str, Agent] = {
 
 
 def environment_of(wiring: Wiring, key: str, environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a tool; key: what the gateway asks for, empty: nothing."""
+    """Return a tool's environment; key: the gateway's, empty if it asks for none."""
     passed = {name: value for name, value in environment.items() if name not in wiring.unset}
     return passed | dict(wiring.variables) | {wiring.key_variable: key or NO_KEY}
 
 
 def pattern_of(name: str) -> str:
-    """Return the pattern of aliases for the names that a tool asks for: `claude-*` of claude-x."""
+    """Return the alias pattern for a tool's model names, such as `claude-*` for claude-x."""
     return f"{name.partition('-')[0]}-*"
 
 
 def shell_lines(wiring: Wiring, command: Sequence[str], key: str) -> list[str]:
-    """Return what a shell does to the same effect, a line each.
+    """Return shell lines with the same effect.
 
-    key: how the shell writes the key, quoted already.
+    key: how the shell writes the key, already quoted.
     """
     exports = [f"export {name}={shlex.quote(value)}" for name, value in wiring.variables.items()]
     return [

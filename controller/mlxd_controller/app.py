@@ -1,7 +1,7 @@
-"""The composition root: settings to a running controller, and its graceful stop.
+"""The composition root: from settings to a running controller, and its graceful stop.
 
-Health says SERVING only while requests are taken; NOT_SERVING comes before they are refused.
-However serve() ends, no worker process is left, and what it made in the file system is gone.
+Health is SERVING only while requests are accepted; NOT_SERVING is announced before they are
+refused. However serve() ends, no worker process is left, and its files are removed.
 """
 
 from __future__ import annotations
@@ -45,11 +45,10 @@ from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
 
 FLUSH_GRACE_S = 0.5
-"""What calls without a lease get to end by themselves, once all else has ended."""
+"""How long calls without a lease may take to end by themselves once all else has ended."""
 _SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logs.get_logger("controller")
-
 
 Ready = Callable[[str, str | None], None]
 
@@ -57,8 +56,8 @@ Ready = Callable[[str, str | None], None]
 async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> None:
     """Serve until SIGTERM or SIGINT, or until cancelled; then stop gracefully.
 
-    `on_ready` is called once when requests are taken, with the target that clients dial, and the
-    gateway's URL where there is one.
+    `on_ready` is called once requests are accepted, with the target that clients dial, and the
+    gateway's URL if there is one.
 
     Raises:
         InvalidRequest: an address, a name or a folder in the settings is wrong, or OTEL_* variables
@@ -81,7 +80,7 @@ async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> No
 
 @contextmanager
 def _signals(stopping: asyncio.Event) -> Iterator[None]:
-    """Set `stopping` at a signal that asks to stop; the signals' former meaning comes back."""
+    """Set `stopping` at a signal to stop; the signals' former handlers are restored."""
     loop = asyncio.get_running_loop()
     for number in _SIGNALS:
         loop.add_signal_handler(number, stopping.set)
@@ -152,7 +151,7 @@ async def _running(
                         yield served
                     finally:
                         crew.leave()
-            except BaseException:  # a start that failed takes nothing from others' workers
+            except BaseException:  # a failed start must not unload the workers of others
                 crew.leave()
                 raise
 
@@ -172,7 +171,7 @@ async def _listening(
 ) -> AsyncIterator[tuple[str, str | None]]:
     """Serve the gRPC services around the body, and stop them and the runtime gracefully."""
     health = Health()
-    # An operator who lets more streams wait has room for as many more calls.
+    # An operator who lets more streams wait gets room for that many more calls.
     calls_max = config.CALLS_MAX + (settings.waiting_max or 0)
     server = make_server(health, _SERVICES, security=security, calls_max=calls_max, tracer=tracer)
     catalog = Catalog(store, runtime)
@@ -213,7 +212,7 @@ async def _listening(
             task.cancel()
         await health.leave()
         runtime.post(ShutDown(settings.shutdown_grace_s))
-        # Refuses new calls at once; the second stop ends what has no lease, such as watches.
+        # Refuses new calls at once; the second stop ends calls without a lease, such as watches.
         stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s + FLUSH_GRACE_S))
         await asyncio.wait({running})
         await server.stop(FLUSH_GRACE_S)
@@ -226,7 +225,7 @@ async def _listening(
 async def _metrics(
     settings: ServeSettings, security: ListenerSecurity, figures: StatusService
 ) -> AsyncIterator[None]:
-    """Serve Prometheus around the body, if that is asked for."""
+    """Serve Prometheus around the body, if configured."""
     if settings.metrics is None:
         yield
         return

@@ -1,7 +1,7 @@
-"""Where workers come from: started here, left by a controller before this one, or attached to.
+"""Where workers come from: started here, left by an earlier controller, or attached.
 
-Attached workers run on machines that are not necessarily this one: what they say of each one's
-memory is what the scheduler counts with.
+Attached workers may run on other machines: the scheduler uses the memory figures that they report
+for each machine.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from mlxd_shared.ops.findings import FINDINGS_FILE
 from mlxd_shared.ops.logs import get_logger
 
 FIRST_WORD_S = 2.0
-"""What a controller that starts gives attached workers to say what they hold."""
+"""How long a starting controller waits for attached workers to report what they hold."""
 
 _log = get_logger("controller")
 
@@ -51,17 +51,17 @@ class Crew:
     keeper: Keeper | None = None
     """Of what workers that are started here keep of prompts on disk; None: nothing is kept."""
     survivors: tuple[Survivor, ...] = ()
-    """Workers of a former controller that follow this one, for the runtime to adopt."""
+    """Workers of an earlier controller that follow this one, for the runtime to adopt."""
 
     def leave(self) -> None:
-        """Leave their models to workers that others started, from now on."""
+        """From now on, leave models loaded in workers that others started."""
         if self.attached is not None:
             self.attached.leave()
 
 
 @asynccontextmanager
 async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> AsyncIterator[Crew]:
-    """Have workers around the body, in which no more of them are used at its end.
+    """Provide workers around the body; at its end none of them is in use any more.
 
     Raises:
         InvalidRequest: an address or a folder in the settings is wrong, or another controller has
@@ -75,7 +75,7 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
         return
     try:
         await asyncio.to_thread(check_own_worker)
-    except BackendProblem as problem:  # what models there are and what they need can still be asked
+    except BackendProblem as problem:  # models can still be listed and fitted
         _log.error("no worker can run here", reason=problem.describe())
     budget = settings.prefix_disk
     with contextlib.ExitStack() as stack:
@@ -114,12 +114,12 @@ async def _start(
 
 
 def findings_of(stores: StorePlaces) -> Path | None:
-    """Return the file of what `mlxd doctor` found; None without a directory of mlxd's own."""
+    """Return the file with the findings of `mlxd doctor`; None without mlxd's own directory."""
     return None if stores.models_dir is None else stores.models_dir / FINDINGS_FILE
 
 
 def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tuple[Gpu, ...]:
-    """Return the GPUs as they were before any worker ran, those included that still run."""
+    """Return the GPUs as they were before any worker ran, including those that survived."""
     held: Counter[str] = Counter()
     for survivor in survivors:
         held[survivor.device] += survivor.figures.memory.mlx_nbytes
@@ -144,10 +144,10 @@ async def _attach(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
 
 
 class AttachedProbe:
-    """Implements ports.DeviceProbe from what attached workers said last."""
+    """Implements ports.DeviceProbe from the last reports of attached workers."""
 
     def __init__(self, limits: Limits, machines: AttachedMachines) -> None:
-        """Read `machines`; until one is known, this one stands for it, with room for one model."""
+        """Until a machine is known, this one stands in for it, with room for one model."""
         self._limits = limits
         self._machines = machines
         self._own = HostProbe(limits, kind=DeviceKind.CPU)
@@ -156,9 +156,9 @@ class AttachedProbe:
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
         """Return a device for each machine.
 
-        What the workers hold counts as usable, though nobody uses it here: a launch unloads that.
-        It has a place for each worker that is there. Where this machine stood for one that turns
-        out to be called otherwise, what waits for that is told so: it is lost.
+        What the workers hold counts as usable, even unused models: a launch unloads those. A device
+        has room for one model per present worker. If this machine stood in for one that turns out
+        to have another name, its own device is reported as lost, so that waiting loads learn it.
         """
         machines = self._machines.look()
         if not machines:
@@ -171,7 +171,7 @@ class AttachedProbe:
         return (*devices.values(), *(replace(device, lost=True) for device in gone))
 
     def machines(self) -> tuple[HostMemory, ...]:
-        """Return their memory; see the port."""
+        """Return the machines' memory; see the port."""
         return tuple(machine.memory for machine in self._machines.look())
 
     def _device_of(self, machine: AttachedMachine) -> Device:
@@ -194,9 +194,9 @@ class AttachedProbe:
 
 
 async def take_held(crew: Crew, store: ModelStore) -> tuple[Survivor, ...]:
-    """Take the attached workers that hold a model ready, for the runtime to adopt; one a model.
+    """Take the attached workers that hold a ready model, one per model, for the runtime to adopt.
 
-    A model that is not configured here stays where it is until the next load on its machine.
+    A model that is not configured here stays loaded until the next load on its machine.
     """
     launcher = crew.attached
     if launcher is None:
@@ -213,7 +213,7 @@ async def take_held(crew: Crew, store: ModelStore) -> tuple[Survivor, ...]:
         if ref is None:
             _log.info("a worker holds a model that is not configured", model=figures.model_name)
         elif not figures.form_is_known:
-            _log.warning("a worker's model lives in an unknown form", model=figures.model_name)
+            _log.warning("a worker's model is in an unknown form", model=figures.model_name)
         elif ref.digest not in held:
             process = station.take()
             link = launcher.connect(
@@ -225,7 +225,7 @@ async def take_held(crew: Crew, store: ModelStore) -> tuple[Survivor, ...]:
 
 
 def spec_of(figures: WorkerFigures) -> LoadSpec:
-    """Return the options of a load that would find the model of a ready worker as it is."""
+    """Return load options that match the model of a ready worker as it is."""
     return LoadSpec(
         context_length=figures.context_length,
         rows_max=figures.rows_max,

@@ -1,8 +1,8 @@
-"""`python -m mlxd_controller.demo`: one look at the whole, in a few seconds.
+"""`python -m mlxd_controller.demo`: the whole product in a few seconds.
 
-Starts a real server as a process of its own, streams a completion of the built-in model through it
-to the terminal, says what that cost, and stops everything. Nothing outlives it; any failure is one
-line and the tail of the server's log on stderr, and exit code 1.
+Starts a real server process, streams a completion of the built-in model to the terminal, prints
+what it cost, and stops everything. Nothing outlives it; a failure prints one line and the tail of
+the server's log to stderr, and exits with 1.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ LOG_TAIL_LINES = 15
 
 
 class NotServed(RuntimeError):
-    """A server that did not start, or did not end well."""
+    """A server that did not start, or ended with an error."""
 
 
 def main() -> int:
@@ -40,7 +40,7 @@ def main() -> int:
     parser.add_argument("--model", type=Path, help="a model folder, instead of the built-in model")
     parser.add_argument("--max-tokens", type=int, default=TOKENS)
     options = parser.parse_args()
-    # A socket's path is short: pytest's and macOS's own temporary folders are too deep.
+    # The path of a socket must be short: pytest's and macOS's temporary folders are too deep.
     with tempfile.TemporaryDirectory(prefix="mlxd-", dir="/tmp") as folder:
         log = Path(folder) / "log"
         try:
@@ -65,7 +65,7 @@ async def _demo(folder: Path, log: Path, model: Path | None, prompt: str, max_to
 
 @asynccontextmanager
 async def serving(address: str, log: Path, options: Sequence[str] = ()) -> AsyncIterator[str]:
-    """Run `mlxd serve` while the block lasts; yields where it listens.
+    """Run `mlxd serve` around the body; yields its address.
 
     Raises:
         NotServed: it does not start, or ends with an error.
@@ -119,7 +119,7 @@ async def _stream(client: Client, prompt: str, max_tokens: int) -> Finished:
 
 
 def summary(finished: Finished, status: Status) -> str:
-    """Return one line: speed, time to the first token, memory, and what did the mathematics."""
+    """Return one line: speed, time to first token, memory, and the maths library."""
     usage = finished.usage
     (worker,) = status.workers
     library = worker.math_library

@@ -1,10 +1,10 @@
-"""The gateway that a controller has beside it: a process of its own, started, watched and ended.
+"""The controller's gateway: a process of its own, started, watched and ended.
 
 Invariants:
-- It ends with the controller, however that ends: asked to first, killed after its grace, and by the
-  end of its standard input where the controller was killed.
-- One that ends by itself is started again at the same address; the controller serves on meanwhile.
-- What it is told stands in its command line: paths and addresses, never a secret.
+- It ends with the controller, however that ends: by request, killed after its grace, or by the end
+  of its standard input if the controller was killed.
+- If it ends by itself it is restarted at the same address; the controller keeps serving meanwhile.
+- Its command line contains paths and addresses, never a secret.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _log = get_logger("gateway")
 
 
 def check_usable(origins: Collection[str]) -> None:
-    """Refuse to serve HTTP without the extra, or to pages of an origin that is none.
+    """Refuse to serve HTTP without the extra, or with an origin that is not valid.
 
     Raises:
         InvalidRequest: naming `http` or `http_origin`.
@@ -41,22 +41,22 @@ def check_usable(origins: Collection[str]) -> None:
 
 
 def command_of(options: Mapping[str, object]) -> list[str]:
-    """Return the command of a gateway; the options are the fields of its Settings."""
+    """Return the command of a gateway; `options` are the fields of its Settings."""
     settings = {name: value for name, value in options.items() if value is not None}
     return [sys.executable, "-m", MODULE, json.dumps(settings, default=str)]
 
 
 class Gateway:
-    """The gateway of one controller, process after process.
+    """The gateway of one controller, across restarts.
 
-    It dials a private socket: what protects the controller's address is for others, but for the
-    token, which every call needs. Where there are keys, each request carries its own.
+    It connects to a private socket, which needs none of the protection of the controller's address
+    but the token, which every call needs. If there are keys, each request carries its own.
     """
 
     def __init__(self, settings: ServeSettings) -> None:
-        """Prepare the gateway that `settings.http` asks for; `private_address` is where it dials.
+        """Prepare the gateway for `settings.http`; it connects to `private_address`.
 
-        The controller listens there before the gateway is started.
+        The controller must listen there before the gateway starts.
         """
         self._folder = RunDir.temporary()
         self.private_address = f"unix:{self._folder.path}/http.sock"
@@ -81,10 +81,10 @@ class Gateway:
         self._leaving = False
 
     async def start(self) -> str:
-        """Start it; return its URL once it takes requests.
+        """Start it; return its URL once it accepts requests.
 
         Raises:
-            InvalidRequest: it did not start; its own line on stderr says why.
+            InvalidRequest: it did not start; its line on stderr gives the reason.
         """
         self._process = await asyncio.create_subprocess_exec(
             *command_of(self._options),
@@ -103,41 +103,41 @@ class Gateway:
             await self._end()
             raise InvalidRequest.of("http", f"no gateway starts at {self._options['listen']}")
         url = url.removeprefix(config.GATEWAY_LISTENS)
-        self._options["listen"] = url.rpartition("//")[2]  # with the port that the system chose
+        self._options["listen"] = url.rpartition("//")[2]  # with the port the system chose
         return url
 
     async def watch(self) -> None:
-        """Start it again whenever it ends by itself; returns once it has left."""
+        """Restart it whenever it ends by itself; return once it is leaving."""
         while True:
             assert self._process is not None
             code = await self._process.wait()
             if self._leaving:
                 return
-            _log.error("the gateway has ended; it is started again", code=code)
+            _log.error("the gateway has ended; restarting it", code=code)
             await asyncio.sleep(config.HTTP_RESTART_S)
             if self._leaving:
                 return
             try:
                 await self.start()
             except (InvalidRequest, OSError) as error:
-                _log.error("the gateway does not start", reason=str(error))
+                _log.error("the gateway cannot start", reason=str(error))
             if self._leaving:
                 self.leave()
 
     def leave(self) -> None:
-        """Have it take no request from now on; what it works on has a grace."""
+        """Make it refuse new requests; those in progress have a grace."""
         self._leaving = True
         if self._process is not None and self._process.returncode is None:
             self._process.terminate()
 
     async def close(self) -> None:
-        """End it, and remove what it dialled. Idempotent."""
+        """End it, and remove its private socket. Idempotent."""
         self.leave()
         await self._end()
         self._folder.close()
 
     async def _end(self) -> None:
-        """End the process: it was asked to, or is killed."""
+        """Wait for the process to end; kill it if it takes too long."""
         process = self._process
         if process is None:
             return

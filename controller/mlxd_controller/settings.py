@@ -1,4 +1,4 @@
-"""What one `mlxd serve` was told. Every default is written here or in mlxd_shared.config."""
+"""The settings of one `mlxd serve`. Every default is defined here or in mlxd_shared.config."""
 
 from __future__ import annotations
 
@@ -16,22 +16,23 @@ from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 
 @dataclass(frozen=True, slots=True)
 class StorePlaces:
-    """Where stores of models are; None: not looked into, nor where there is no such directory."""
+    """The directories of model stores; None: not used. A missing directory is an empty store."""
 
     models_dir: Path | None = None
-    """mlxd's own."""
+    """mlxd's own directory."""
     hub_cache: Path | None = None
-    """Of Hugging Face's libraries."""
+    """The cache of Hugging Face's libraries."""
     ollama: Path | None = None
-    """Ollama's, with its manifests and blobs."""
+    """Ollama's directory of manifests and blobs."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What the operator allows of each device's memory.
 
-    `memory_limit_bytes` caps what all models on it may use. `reserve_bytes`, else a fraction of the
-    total, stays free beside what others hold; of a GPU `gpu_overhead_bytes` and a fraction besides.
+    `memory_limit_bytes` caps what all its models may use. `reserve_bytes`, or else a fraction of
+    the total, stays free besides what others hold; on a GPU, so do `gpu_overhead_bytes` and its
+    fraction.
     """
 
     memory_limit_bytes: int | None = None
@@ -100,5 +101,5 @@ class ServeSettings:
 
     @property
     def silent_max_s(self) -> float:
-        """How long a worker may answer nothing; math.inf: for ever."""
+        """How long a worker may go without answering; math.inf: for ever."""
         return self.worker_silent_timeout_s or math.inf

@@ -122,7 +122,7 @@ class GenerationReader:
     """The choices of one stream, each whole and in order, as they come."""
 
     def __init__(self, *, resumed: int = 0, choices: int = 1) -> None:
-        """Expect so many choices, of which so many tokens are known."""
+        """Expect `choices` choices, with these tokens already known."""
         self._resumed = resumed
         self._count = choices
         self._choices: dict[int, _ChoiceReader] = {}
@@ -182,7 +182,7 @@ class _ChoiceReader:
         self._request_id = self._request_id or message.request_id
         self._model_digest = self._model_digest or message.model_digest
         if message.model_digest != self._model_digest:
-            raise BrokenStream("the model has become another one: the stream cannot go on")
+            raise BrokenStream("the model has changed: the stream cannot continue")
 
     def _finish(self, message: inference_pb2.GenerateResponse) -> a.Finished:
         if message.finish.reason not in FINISH_FROM_PB:

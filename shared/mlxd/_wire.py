@@ -36,7 +36,7 @@ Prompt = str | Sequence[int] | Chat
 
 
 def _ids(field: str, ids: Iterable[int]) -> list[FieldViolation]:
-    """Return what is wrong with the first of some ids that is none."""
+    """Return what is wrong with the first invalid id."""
     low, high = UINT32
     bad = next((each for each in ids if not low <= each <= high), None)
     return check_range(field, bad, low, high)

@@ -1,6 +1,6 @@
-"""What a generation gives back: frozen values, no protobuf, times in seconds.
+"""What a generation returns: frozen values, no protobuf, times in seconds.
 
-The fields mean what the .proto files say. A value that the server left out is None.
+The .proto files define the fields. A value that the server left out is None.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mlxd_shared.domain.requests import FinishReason
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token, its log-probability under the raw logits, and its own bytes, maybe no whole text."""
+    """A token, its log-probability under the raw logits, and its bytes, maybe half a character."""
 
     token_id: int
     logprob: float
@@ -32,19 +32,19 @@ class PositionLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class PromptEcho:
-    """A prompt as the model reads it; text and ids are empty unless `echo` was asked for."""
+    """A prompt as the model reads it; text and ids are empty without `echo`."""
 
     text: str
     token_ids: tuple[int, ...]
     logprobs: tuple[PositionLogprobs, ...] = ()
-    """Of each of its tokens from the second on, where they were asked for."""
+    """For each of its tokens from the second on, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Delta:
     """The next piece of a stream. `offset` is the index of the first of `token_ids`.
 
-    `logprobs` has one entry for each of `token_ids` where they were asked for, else none.
+    `logprobs` has one entry for each of `token_ids` if requested, otherwise none.
     """
 
     offset: int
@@ -54,31 +54,31 @@ class Delta:
     parts: tuple[AnswerPart, ...] = ()
     """The pieces of a chat's answer; `text` is that of its text alone."""
     seed: int | None = None
-    """On the first of a choice: its seed, with which a stream of it alone can be resumed."""
+    """On the first of a choice: its seed, with which a single-choice stream can be resumed."""
     choice: int = 0
-    """Which of the request's choices it belongs to; `offset` counts that one's tokens."""
+    """The choice that it belongs to; `offset` counts that choice's tokens."""
     prompt: PromptEcho | None = None
-    """On the first of the first choice, where it was asked for."""
+    """On the first of the first choice, if requested."""
     prompt_tokens: int | None = None
     """On the first of the first choice: how many tokens the prompt has."""
 
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """The calls that one stream took: one, but where its client went on after a loss."""
+    """The calls that one stream took: more than one if its client resumed it after a loss."""
 
     lost: int = 0
-    """Those that broke off after something had come."""
+    """Those that broke off after something had arrived."""
     resumed_tokens: int = 0
-    """What the client had before the last one began."""
+    """How many tokens the client had before the last call began."""
 
 
 @dataclass(frozen=True, slots=True)
 class Usage:
-    """What one choice of a request cost; the prompt's tokens are counted for the first one alone.
+    """The usage of one choice of a request; only the first one counts the prompt's tokens.
 
-    Where it took several calls, durations and counts of events are those of the last one; tokens
-    are all of the stream's.
+    If it took several calls, durations and event counts are those of the last call; tokens are all
+    of the stream's.
     """
 
     prompt_tokens: int
@@ -97,7 +97,7 @@ class Usage:
     drafted_tokens: int = 0
     """Guesses that the model has judged."""
     accepted_draft_tokens: int = 0
-    """Those that were right, and so are part of the output."""
+    """Those that were right, and are part of the output."""
     calls: Calls = field(default_factory=Calls)
     """The calls that it took."""
 
@@ -108,10 +108,10 @@ class Usage:
 
     @property
     def tokens_per_s(self) -> float | None:
-        """Tokens after the first, by the second; None for fewer than two tokens.
+        """Tokens after the first per second; None for fewer than two tokens.
 
-        Of a stream that was resumed, those of the last call. None where it moved to another worker:
-        nobody knows how many of its tokens that one made.
+        For a resumed stream, those of the last call. None if it moved to another worker, because
+        then it is unknown how many tokens that one made.
         """
         tokens = self.completion_tokens - self.calls.resumed_tokens
         if tokens < 2 or self.completion_s <= 0 or self.migrations:
@@ -132,7 +132,7 @@ class Finished:
     request_id: str
     model_digest: str
     choice: int = 0
-    """Which of the request's choices has ended."""
+    """The choice that has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,13 +144,13 @@ class Completion:
     finished: Finished
     logprobs: tuple[PositionLogprobs, ...] = ()
     message: ChatMessage | None = None
-    """The message that a chat's answer adds to it; None if the output was not parsed."""
+    """The message to append to the chat; None if the output was not parsed."""
     prompt: PromptEcho | None = None
-    """What was asked for of the prompt; the first choice has it."""
+    """What was requested about the prompt; only on the first choice."""
 
     @classmethod
     def of(cls, events: Iterable[Delta | Finished]) -> Completion:
-        """Return what all events of one choice come to; the last of them is Finished."""
+        """Return the completion of one choice's events; the last of them is Finished."""
         *begun, finished = events
         assert isinstance(finished, Finished), "a stream that is not whole"
         deltas = [event for event in begun if isinstance(event, Delta)]
@@ -164,7 +164,7 @@ class Completion:
 
     @classmethod
     def each_of(cls, events: Iterable[Delta | Finished]) -> tuple[Completion, ...]:
-        """Return what a whole stream's events come to, choice by choice."""
+        """Return the completions of a whole stream's events, choice by choice."""
         by_choice: dict[int, list[Delta | Finished]] = {}
         for event in events:
             by_choice.setdefault(event.choice, []).append(event)

@@ -1,4 +1,4 @@
-"""The typed async client: everything a program needs of mlxd, without MLX and without protobuf.
+"""The typed async client: everything a program needs from mlxd, without MLX or protobuf.
 
     async with Client("127.0.0.1:8555") as client:
         async with client.generate("Once upon a time", model="demo") as stream:
@@ -6,9 +6,9 @@
                 ...  # Delta, Delta, ..., Finished
 
 Every method raises the server's own error (a class of mlxd_shared.domain.errors with its fields),
-or RemoteError for a failure of the transport; a deadline is RemoteError with DEADLINE_EXCEEDED, or
-DeadlinePassed where the server was faster to say so.
-One client is one channel, for one event loop; any number of calls may run at once.
+or RemoteError if the transport fails. A passed deadline is RemoteError with DEADLINE_EXCEEDED, or
+DeadlinePassed if the server reports it first.
+One client is one channel, for one event loop; any number of calls may run concurrently.
 """
 
 from __future__ import annotations
@@ -55,10 +55,10 @@ from mlxd_shared.wire.records import read
 class Client:
     """A connection to a controller (or, for generate and status, to a worker).
 
-    `address` is `HOST:PORT` or `unix:PATH`; `timeout_s` bounds each call that answers once. Streams
-    last as long as they need, unless they are given a `timeout_s` of their own. `security` names
-    the files for TLS and the token; they are read when the client is entered, which raises
-    BadCredentials, or InvalidRequest where they do not go together.
+    `address` is `HOST:PORT` or `unix:PATH`; `timeout_s` limits each call with a single answer.
+    Streams last as long as they need, unless they have a `timeout_s` of their own. `security` names
+    the files for TLS and the token. They are read when the client is entered, which raises
+    BadCredentials, or InvalidRequest if they do not fit together.
 
     Raises:
         InvalidRequest: `address` is neither form.
@@ -105,21 +105,22 @@ class Client:
     ) -> Stream[Delta | Finished]:
         """Start a completion of `prompt` (text, token ids, or a Chat) and return its stream.
 
-        The stream gives Delta after Delta, without gap or repeat, and one Finished at the end; it
-        raises BrokenStream where the server does not keep to that. `n` asks for so many choices of
-        the prompt, each with deltas and an end of its own, as they come. What is None or empty is
-        left to the server. `logprobs` asks for each token's log-probability, with that many of the
-        best tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which
-        changes nothing but speed; 0 guesses none. A complete output matches `response_format`; one
-        that is cut, by its length say, need not. An empty `model` is good where exactly one is
+        The stream yields Deltas, without gap or repeat, and one Finished at the end; it raises
+        BrokenStream if the server breaks that rule. `n` requests that many choices of the prompt,
+        each with its own deltas and end, as they arrive. Options that are None or empty are left to
+        the server. `logprobs` requests each token's log-probability, with that many of the best
+        tokens (0 for none). At most `speculation_depth` tokens are guessed at once, which affects
+        only speed; 0 guesses none. A complete output matches `response_format`; one that is cut
+        off, by its length for instance, need not. An empty `model` is valid if exactly one is
         configured.
-        Of streams that wait, one of higher `priority` is served earlier. `keep_alive_s` math.inf
+        Of waiting streams, those with higher `priority` are served earlier. `keep_alive_s` math.inf
         means for ever, 0 unloads when idle.
 
         A stream whose worker dies continues on another one, unless `migrate` is False. `resume` is
-        the output so far of a stream that broke off: this one gives what follows, if all else is as
-        it was and `sampling` has that stream's seed. `reconnect` does so by itself when connection
-        or server are lost, for up to RECONNECT_WINDOW_S without a token.
+        the output so far of a stream that broke off: this stream continues it, provided that all
+        other options are the same and `sampling` has that stream's seed. `reconnect` resumes
+        automatically after the loss of connection or server, for up to RECONNECT_WINDOW_S without a
+        token.
 
         Raises:
             InvalidRequest: a value that the wire cannot carry (other ranges: from the stream).
@@ -160,7 +161,7 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[_wire.GenerateOptions],
     ) -> tuple[Completion, ...]:
-        """Return the `n` completions of a prompt, which is read once; else as `generate`."""
+        """Return the `n` completions of a prompt, evaluated once; otherwise as `generate`."""
         stream = self.generate(prompt, timeout_s=timeout_s, **options)
         async with stream:
             return Completion.each_of([event async for event in stream])
@@ -174,7 +175,7 @@ class Client:
         parse_special_tokens: bool | None = None,
         timeout_s: float | None = None,
     ) -> tuple[int, ...]:
-        """Return the token ids of `text`; the model is loaded if need be."""
+        """Return the token ids of `text`; loads the model if necessary."""
         request = inference_pb2.TokenizeRequest(
             model=text_to_pb("model", model),
             text=text_to_pb("text", text),
@@ -192,7 +193,7 @@ class Client:
         skip_special_tokens: bool | None = None,
         timeout_s: float | None = None,
     ) -> str:
-        """Return the text of `token_ids`; the model is loaded if need be."""
+        """Return the text of `token_ids`; loads the model if necessary."""
         request = inference_pb2.DetokenizeRequest(
             model=text_to_pb("model", model),
             token_ids=_wire.token_ids_to_pb(token_ids),
@@ -218,9 +219,10 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[_wire.EmbedOptions],
     ) -> Embeddings:
-        """Return a vector for each of `texts`, with what they cost; the model is loaded if need be.
+        """Return a vector for each of `texts`, and their token count; loads the model if need be.
 
-        `dimensions` keeps so many of each vector's; `pooling` and `normalize` None are the model's.
+        `dimensions` shortens each vector to that many; `pooling` and `normalize` None mean the
+        model's own.
 
         Raises:
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
@@ -247,15 +249,15 @@ class Client:
         timeout_s: float | None = None,
         **options: Unpack[_wire.ScoreOptions],
     ) -> Scores:
-        """Return how likely the model finds each text's continuations, with what that cost.
+        """Return how likely the model finds each text's continuations, with the token count.
 
-        With `reranking` each text is a document that its query is asked of, by the model's chat
-        template, and continuations begin the answer: score "yes" and "no", and what decides is the
-        difference of the two log-probabilities.
+        With `reranking` each text is a document to be compared with the query, in the form of the
+        model's chat template, and the continuations begin the answer: score "yes" and "no"; the
+        difference of the two log-probabilities is the rank.
 
         Raises:
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
-            NoChatTemplate: `reranking`, of a model without a template.
+            NoChatTemplate: `reranking` with a model without a template.
         """
         request = _wire.score_to_pb(texts, **options)
         pb = await answer_of(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
@@ -273,7 +275,7 @@ class Client:
     ) -> Stream[LoadUpdate]:
         """Load a model, by name or by its folder's path on the server, and return the progress.
 
-        The last update is READY, else the stream raises. Leaving the stream does not end the load.
+        The last update is READY, otherwise the stream raises. Leaving the stream ends no load.
         """
         request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=False)
         call = ModelServiceStub(self._opened).LoadModel(request, timeout=timeout_s)
@@ -300,7 +302,7 @@ class Client:
     ) -> Unloaded:
         """Unload `model`; streams in progress have `grace_s` to end; `force` ends them at once.
 
-        Returns when it is done. A model that is not loaded is a success; an empty name is refused.
+        Returns when it is done. A model that is not loaded is no error; an empty name is refused.
         """
         name, grace = text_to_pb("model", model), _wire.seconds_to_pb("grace", grace_s)
         request = model_pb2.UnloadModelRequest(model=name, grace=grace, force=force)
@@ -310,7 +312,7 @@ class Client:
         return read(Unloaded, pb)
 
     async def forget(self, name: str) -> tuple[str, ...]:
-        """Take a name away that a load gave to a folder; return those that the folder has left."""
+        """Remove a name that a load gave to a folder; return the folder's remaining names."""
         request = model_pb2.ForgetModelRequest(name=text_to_pb("name", name))
         call = ModelServiceStub(self._opened).ForgetModel(request, timeout=self._timeout_s)
         return tuple((await answer_of(call)).names)
@@ -347,9 +349,9 @@ class Client:
     def read_logs(
         self, model: str, *, tail: int | None = None, follow: bool = False
     ) -> Stream[LogLines]:
-        """Return what the worker of `model` has written, its last `tail` lines or all that is kept.
+        """Return the output of `model`'s worker: its last `tail` lines, or all that are kept.
 
-        With `follow` the stream goes on with each further line until the worker has ended.
+        With `follow` the stream continues with further lines until the worker has ended.
         """
         request = model_pb2.ReadLogsRequest(
             model=text_to_pb("model", model),
@@ -376,10 +378,10 @@ class Client:
         return Stream(call, EachReader(lambda pb: read(Status, pb.status)))
 
     async def healthy(self, service: str = "") -> bool:
-        """Return whether the server serves now, or one service or `models/NAME` of it does.
+        """Return whether the server is serving now, or one of its services or `models/NAME`.
 
         Raises:
-            RemoteError: NOT_FOUND for a name that the server does not know.
+            RemoteError: NOT_FOUND for an unknown name.
         """
         request = health_pb2.HealthCheckRequest(service=text_to_pb("service", service))
         health: Any = health_pb2_grpc.HealthStub(self._opened)  # untyped

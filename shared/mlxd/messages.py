@@ -1,6 +1,6 @@
-"""What the client gives back: frozen values, no protobuf, times in seconds and UTC.
+"""What the client returns: frozen values, no protobuf, times in seconds and UTC.
 
-The fields mean what the .proto files say. A value that the server left out is None.
+The .proto files define the fields. A value that the server left out is None.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Score, Weight
 
 @dataclass(frozen=True, slots=True)
 class Embeddings:
-    """The vectors of texts, in their order, and the tokens of all texts together."""
+    """The vectors of texts, in their order, and the token count of all texts."""
 
     vectors: tuple[tuple[float, ...], ...]
     prompt_tokens: int
@@ -25,7 +25,7 @@ class Embeddings:
 
 @dataclass(frozen=True, slots=True)
 class Scores:
-    """The scores of continuations, text by text, and the tokens of all that was read for them."""
+    """The scores of continuations, text by text, and the count of all evaluated tokens."""
 
     scores: tuple[tuple[Score, ...], ...]
     prompt_tokens: int
@@ -47,7 +47,7 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class LoadProgress:
-    """How far a load has come."""
+    """The progress of a load."""
 
     bytes_read: int
     bytes_total: int
@@ -56,7 +56,7 @@ class LoadProgress:
 
 @dataclass(frozen=True, slots=True)
 class Model:
-    """A model, as the controller knows it. `expire_time` None means for as long as it runs.
+    """A model, as the controller knows it. `expire_time` None means that it never expires.
 
     `kv_format` is None while it is not loaded.
     """
@@ -88,7 +88,7 @@ class Model:
     prefix_cache_nbytes: int
     store: str
     has_pooling: bool = False
-    """Whether its files say how texts become vectors: it was made for embeddings."""
+    """Whether its files define how texts become vectors: it was made for embeddings."""
     has_chat_template: bool = False
     prefix_reload_s: float = 0.0
     """What the next request would compute or read again of prompts, had it been unloaded."""
@@ -138,7 +138,7 @@ class FitReport:
 
 @dataclass(frozen=True, slots=True)
 class LoadUpdate:
-    """One step of a load; `fit` comes once, when the load begins."""
+    """One step of a load; `fit` is set once, when the load begins."""
 
     model: Model
     fit: FitReport | None
@@ -163,7 +163,7 @@ class LogLines:
 
 
 class ProcessRole(enum.Enum):
-    """Who answered."""
+    """The kind of process that answered."""
 
     UNKNOWN = "unknown"
     CONTROLLER = "controller"
@@ -172,11 +172,11 @@ class ProcessRole(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """One device's memory: what mlxd may use of it, what models are promised, what they hold.
+    """One device's memory: mlxd's budget, what is reserved for models, and what they hold.
 
-    `usable_nbytes` is what of the budget other programs leave now. While `pressed` no load begins
-    there; nor where its `machine` is `lost`, of which these are the last figures. `id` is the
-    driver's own of a GPU. `models_max` can live there, whatever they take; None: as many as fit.
+    `usable_nbytes` is the part of the budget that other programs leave now. No load begins there
+    while it is `pressed`, or its `machine` is `lost`; the figures are then the last ones. `id` is
+    the driver's id of a GPU. `models_max` limits the number of models; None: as many as fit.
     """
 
     name: str
@@ -361,7 +361,7 @@ class VerifiedPrefixes:
 
 @dataclass(frozen=True, slots=True)
 class Status:
-    """What a process is doing and what it holds. Counters begin at `start_time`."""
+    """What a process does and holds. Counters start at `start_time`."""
 
     role: ProcessRole
     version: str

@@ -58,7 +58,7 @@ class Description:
     stored_nbytes: int
     """What all stored tensors take there, those included that are left unread."""
     tokenizer_nbytes: int
-    """The size of the tokenizer's file; 0 where there is none."""
+    """The size of the tokenizer's file; 0 if there is none."""
     copies: tuple[Copy, ...] = ()
     """Tensors that a store holds again, which must be the same."""
 

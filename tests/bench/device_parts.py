@@ -15,6 +15,7 @@ import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.base import LayerCache, RowId
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.stepping.compiled import CompiledModel
@@ -50,19 +51,9 @@ def times_s(run: Callable[[], None], *, repeats: int) -> list[float]:
 class WithoutAttention(KVCache):
     """Gives the queries back: nothing is written, nothing read."""
 
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
+    def attend(self, inputs: Asked) -> mx.array:
         """Return the queries; of a prompt too."""
-        del keys, values, plan, scale, sinks
-        return queries
+        return inputs.queries
 
     def attend_joined(
         self, joined: mx.array, periods: mx.array, plan: StepPlan, *, heads: int, scale: float

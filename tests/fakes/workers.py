@@ -179,7 +179,7 @@ class FakeStream:
             self._script.parked.set()
             await self._until_over()
         if self._cancelled.is_set():
-            raise RemoteError(grpc.StatusCode.CANCELLED, "the call was ended here")
+            raise RemoteError(grpc.StatusCode.CANCELLED, "the controller ended the call")
         if self._process.exit_code is not None:
             raise RemoteError(grpc.StatusCode.UNAVAILABLE, "Socket closed")
         if self._sent > self._script.tokens:
@@ -366,7 +366,7 @@ class FakeLink:
 
     def _check_open(self) -> None:
         if self.closed:
-            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection was let go of")
+            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection is closed")
 
     def _check(self) -> None:
         self._check_open()

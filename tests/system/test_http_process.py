@@ -114,7 +114,7 @@ async def test_a_gateway_that_dies_comes_back_at_its_address() -> None:
         assert answer.status_code == 200
         assert gateway_of(web).pid != first.pid
         assert web.served is not None
-        assert web.served.count("the gateway has ended; it is started again") == 1
+        assert web.served.count("the gateway has ended; restarting it") == 1
 
 
 @pytest.mark.asyncio

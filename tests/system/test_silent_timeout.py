@@ -30,10 +30,10 @@ async def test_a_worker_is_ended_after_the_time_that_was_set() -> None:
         (worker,) = (await client.status()).workers
         os.kill(worker.pid, signal.SIGSTOP)
         after = await client.complete("Once", sampling=GREEDY, max_tokens=3)
-        reason = server.find_logged("worker hangs; it is ended")["reason"]
+        reason = server.find_logged("worker hangs; ending it")["reason"]
 
     assert after.token_ids == before.token_ids
-    silent_s = float(reason.removeprefix("it gave no answer for ").removesuffix(" s"))
+    silent_s = float(reason.removeprefix("it did not answer for ").removesuffix(" s"))
     assert 3.0 <= silent_s < config.WORKER_SILENT_MAX_S
 
 

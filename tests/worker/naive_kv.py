@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import mlx.core as mx
 
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.shapes import AttentionShape
 from mlxd_worker.cache.rows import RowCaches
@@ -84,7 +85,7 @@ class Naive:
         )
         if plan.bounded_shapes:
             self.shapes |= shapes_of(plan)
-        read = self.kv_cache().attend(queries, keys, values, plan, scale=SCALE)
+        read = self.kv_cache().attend(Asked(queries, keys, values, plan, SCALE))
         mx.eval(read, self.caches.state())
         for index, row in enumerate(rows):
             self.keys[row] = mx.concatenate([self.keys[row], keys[index]], axis=1)

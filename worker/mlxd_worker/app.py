@@ -59,7 +59,7 @@ class ExitCode(IntEnum):
 def write_ready(fd: int | None, line: dict[str, object]) -> None:
     """Write the one line on the ready pipe, if there is one, and close it.
 
-    Whoever has stopped reading has given this process up; a signal or the lifeline tells it so.
+    If nobody reads, this process has been given up; a signal or the lifeline will end it.
     """
     if fd is None:
         return

@@ -65,7 +65,7 @@ class Plan:
 
 @dataclass(frozen=True, slots=True)
 class Ran:
-    """One run of one cell. `peak_nbytes`: the most memory that MLX held; 0 where none tells."""
+    """One run of one cell. `peak_nbytes`: the most memory that MLX held; 0 if unknown."""
 
     outcomes: tuple[Outcome, ...]
     peak_nbytes: int = 0

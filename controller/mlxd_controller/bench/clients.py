@@ -23,15 +23,12 @@ class Client(Protocol):
 
     async def ready(self) -> None:
         """Connect, where connections are kept."""
-        ...
 
     async def ask(self, request: Request, on_first: OnFirst) -> Outcome:
         """Read one stream to its end; raise RuntimeError where its lengths are not those asked."""
-        ...
 
     async def close(self) -> None:
         """Let go of the connection."""
-        ...
 
 
 class GrpcClient:

@@ -155,7 +155,7 @@ async def _running(
 async def _measure_peer(
     path: Path, plan: Plan, facts: dict[str, Any], *, quiet: bool
 ) -> list[Figure]:
-    """Measure mlx-lm where it can load the model: one stream at a time, which is what it offers."""
+    """Measure mlx-lm if it can load the model, one stream at a time, as it serves them."""
     alone = tuple(cell for cell in plan.cells if cell.rows == 1)
     if not alone:
         return []

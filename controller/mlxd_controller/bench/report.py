@@ -27,7 +27,7 @@ HEADINGS: Final = (
 
 
 def table_rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
-    """Return a row of cells for each figure, as `HEADINGS` has them; a dash where there is none."""
+    """Return a row of cells for each figure, in the order of `HEADINGS`; a dash for no value."""
     return [
         (
             figure.way,
@@ -47,7 +47,7 @@ def table_rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
 def report_of(
     figures: Sequence[Figure], plan: Plan, *, digest: str, facts: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return all that programs and others are told. `facts`: what the engine said of itself."""
+    """Return the whole report for programs. `facts`: what the engine reports of itself."""
     return {
         "mlxd_bench": VERSION,
         "machine": {

@@ -37,20 +37,19 @@ _LAST_WORDS_CHARS = 300
 
 
 class WayFailed(Exception):
-    """A process that did not do what it was started for; its text says why."""
+    """A process that failed at its task; the text gives the reason."""
 
 
 class Way(Protocol):
     """Something that turns prompts into tokens, side by side and greedily."""
 
     async def run(self, prompts: Prompts, new_tokens: int) -> Ran:
-        """Time streams of exactly `new_tokens` tokens, behind a short one that nobody times."""
-        ...
+        """Time streams of exactly `new_tokens` tokens, after a short one that is not timed."""
 
 
 @dataclass(frozen=True, slots=True)
 class LinesWay:
-    """A process that answers a line with a line. `facts`: what it said when it was ready."""
+    """A process that answers a line with a line. `facts`: its report when it was ready."""
 
     process: asyncio.subprocess.Process
     facts: dict[str, Any] = field(default_factory=dict)

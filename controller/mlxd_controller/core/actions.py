@@ -40,7 +40,7 @@ class StopWorker:
 
 @dataclass(frozen=True, slots=True)
 class Shrink:
-    """Have a worker give back what no stream needs until its arrays hold at most `target_bytes`.
+    """Have a worker release what no stream needs until its arrays hold at most `target_bytes`.
 
     Answered by Shrunk; an answer that does not come within SHRINK_TIMEOUT_S is not waited for.
     """

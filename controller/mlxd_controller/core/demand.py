@@ -39,7 +39,7 @@ class Demand:
 
     waiters: tuple[Waiter, ...] = ()
     wanted: bool = False
-    """A LoadModel asked for it: the load goes on though nobody waits."""
+    """A LoadModel requested it: the load goes on even if nobody waits."""
     before: Fixed | None = None
     """What was fixed before a load that has not begun; in force again if that is refused."""
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - Every ticket that arrives is answered exactly once, unless it is released first.
-- One load a model, however many wait for it; whoever leaves takes nobody else's load away.
+- One load per model, however many wait for it; a request that leaves ends no load of others.
 - A draining model takes no lease and is never made ready again: it is unloaded first.
 - A model that can never fit is refused before anybody is evicted.
 - Equal states, events and times give equal decisions.
@@ -95,8 +95,8 @@ def _apply(turn: Turn, event: Event) -> None:
 
 
 def _settle(turn: Turn, event: Event) -> None:
-    """What time and free memory bring about, whatever the event was."""
-    # Not in the decision that made it ready: whoever asked for the load must see that it was.
+    """Do what time and free memory demand, whatever the event was."""
+    # Not in the decision that made it ready: the request for the load must see that it was.
     may_expire = isinstance(event, Tick | Released)
     for model in turn.models():
         phase = model.phase
@@ -115,7 +115,7 @@ def _settle(turn: Turn, event: Event) -> None:
 
 
 def _find_model(turn: Turn, event: Arrived | LoadAsked) -> Model:
-    """Return the model asked for; while it is cold, with the path and facts as they are now."""
+    """Return the requested model; while it is cold, with its current path and facts."""
     model = turn.state.models.get(event.digest)
     if model is None:
         turn.forget_one_of(config.MODELS_KNOWN_MAX)
@@ -149,7 +149,7 @@ def _arrive(turn: Turn, event: Arrived) -> None:
 
 
 def _wait(turn: Turn, model: Model, waiter: Waiter, before: Fixed | None) -> None:
-    """Have one more wait for `model`, whose options replaced what was fixed `before`."""
+    """Add a waiter for `model`, whose options replaced what was fixed `before`."""
     if turn.state.waiters >= config.LOAD_WAITERS_MAX:
         turn.refuse_full(waiter.ticket, "requests that wait for a model", config.LOAD_WAITERS_MAX)
         return
@@ -182,7 +182,7 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
         ),
     )
     if isinstance(model.phase, phases.Ready):
-        # Those who wait while it is held keep these options too, if it is loaded anew for them.
+        # Waiters of a held model keep these options too, if it is loaded again for them.
         kept = replace(phases.demand_of(model.phase), before=None)
         phase = phases.with_demand(model.phase, kept)
         turn.put(replace(model, phase=phase, last_used_s=turn.now_s))
@@ -192,7 +192,7 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
 
 
 def _unobtainable(turn: Turn, model: Model, spec: LoadSpec) -> MlxdError | None:
-    """Return why `spec` cannot be had, before anything of it is remembered."""
+    """Return why `spec` is impossible, before any of it is stored."""
     if isinstance(model.phase, phases.Joinable):
         return conflict(model, spec)
     plans = plans_for(model, fill_in(spec, model.spec), turn.state.devices)

@@ -150,7 +150,7 @@ class State:
     stopping: bool = False
 
     def device_named(self, name: str) -> Device | None:
-        """Return a device, lost or not; None where there is none of this name."""
+        """Return the device with this name, lost or not, if there is one."""
         return next((device for device in self.devices if device.name == name), None)
 
     def home_of(self, model: Model) -> str:

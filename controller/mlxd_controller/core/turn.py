@@ -64,7 +64,7 @@ class Turn:
         return self.put(replace(model, phase=with_demand(model.phase, NO_DEMAND)))
 
     def serve_waiters(self, model: Model, ready: Ready, waiters: tuple[Waiter, ...]) -> Model:
-        """Have `model` be `ready`, held no more, and give every waiter what it waits for."""
+        """Make `model` `ready` and no longer held, and give every waiter what it waits for."""
         leases = set(ready.leases)
         for waiter in waiters:
             if waiter.want is Want.LOAD:
@@ -156,7 +156,7 @@ class Turn:
         return self.end(model, Failed(error))
 
     def forget_options(self, model: Model) -> Model:
-        """Drop what was fixed for this load; the next one starts from what is configured."""
+        """Drop what was fixed for this load; the next one starts from the configuration."""
         free = with_configured(model, model.configured, keep_alive_s=self.state.keep_alive_s)
         return self.put(replace(free, failures=0, retry_s=None))
 

@@ -42,7 +42,7 @@ class Port:
     address: str
     use: PortUse
     problem: str = ""
-    """Why it cannot be listened at, where that is not that somebody does."""
+    """Why nobody can listen on it, unless somebody does already."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ class Secret:
 
 @dataclass(frozen=True, slots=True)
 class ConfigurationFile:
-    """The configuration file. `path`: None where there is none; `problem`: why it is refused."""
+    """The configuration file. `path`: None if there is none; `problem`: why it is refused."""
 
     path: Path | None = None
     problem: str = ""

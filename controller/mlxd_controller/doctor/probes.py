@@ -1,7 +1,7 @@
-"""How the facts are come by: each probe asks the system one thing, and says what it would not tell.
+"""The probes that gather the facts: each queries one thing, and reports what it cannot find out.
 
 Invariants:
-- Nothing is changed: what is bound is closed at once, what is written is not there afterwards.
+- Nothing is changed: sockets are closed at once, and written files are removed.
 - What cannot be found out is part of the answer, and no exception.
 """
 
@@ -66,7 +66,7 @@ def probe_disk(name: str, path: Path) -> Disk:
 
 
 def probe_store(name: str, path: Path, models: int) -> Store:
-    """Look into a directory of models, of which so many are known."""
+    """Inspect a directory of models; `models`: how many of them are known."""
     try:
         with os.scandir(path):
             return Store(name, path, models=models)
@@ -133,7 +133,7 @@ def probe_stores(places: StorePlaces) -> tuple[Store, ...]:
 
 
 def _listens_nowhere(address: Address) -> bool:
-    """Return whether nobody listens; raises OSError where nobody could."""
+    """Return whether nobody listens; raises OSError if nobody can."""
     if address.is_unix:
         with socket.socket(socket.AF_UNIX) as caller:
             return caller.connect_ex(str(address.path)) != 0

@@ -1,1 +1,1 @@
-"""How worker processes come to be. One file a way."""
+"""The ways to obtain worker processes, one per file."""

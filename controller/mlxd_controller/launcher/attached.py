@@ -1,10 +1,10 @@
-"""Workers that were started elsewhere: reached at an address, loaded and unloaded, never ended.
+"""Workers that others started: reached at an address, loaded and unloaded, but never ended.
 
 Invariants:
-- A load takes a worker on the machine where it was planned, and no other. What workers beside it
-  hold for nobody is unloaded first: the plan took its memory for free.
-- A load waits long while a worker has never answered, because that may be starting too, and
-  GONE_WAIT_S where all workers of its machine have been there and have gone.
+- A load takes a worker on the machine that it was planned for, and no other. Unused models of the
+  workers beside it are unloaded first: the plan counts their memory as free.
+- A load waits long for a worker that has never answered, because it may still be starting, but only
+  GONE_WAIT_S if all workers of its machine have answered before and have gone.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 from mlxd_shared.wire.proof import Proof
 
 GONE_WAIT_S = 10.0
-"""What a worker that has gone gets to come back, such as one that is started again."""
+"""How long a worker that has gone may take to come back, for instance in a restart."""
 
 _log = get_logger("attached")
 
 
 class AttachedLauncher:
-    """Implements ports.Launcher over workers that run already; `run` must be running."""
+    """Implements ports.Launcher over running workers; `run` must be running."""
 
     def __init__(
         self,
@@ -44,10 +44,10 @@ class AttachedLauncher:
     ) -> None:
         """Take (name, address) of each worker. A load waits `wait_s` for one that answers.
 
-        gone_wait_s: what a load waits for one to come back where all of its machine have gone.
-        silence_s_max: one that says nothing for so long has gone, though its connection stands.
-        restart_s: what one that has gone may take to be there again before it is lost: as long as
-            anybody waits for room.
+        gone_wait_s: how long a load waits if all workers of its machine have gone.
+        silence_s_max: a worker silent for this long has gone, even if its connection stands.
+        restart_s: how long a worker that has gone may take to return before it counts as lost: as
+            long as requests wait for room.
 
         Raises:
             InvalidRequest, BadCredentials: see secure_channel.
@@ -70,7 +70,7 @@ class AttachedLauncher:
         self.machines = AttachedMachines(self.stations)
 
     async def run(self) -> None:
-        """Watch every worker until cancelled; then let go of all.
+        """Watch every worker until cancelled; then close all connections.
 
         Raises:
             ExceptionGroup: a bug.
@@ -84,7 +84,7 @@ class AttachedLauncher:
                 await station.close()
 
     def leave(self) -> None:
-        """From now on, giving a worker back leaves its model loaded."""
+        """From now on, leave a worker's model loaded when it is given back."""
         for station in self.stations:
             station.keeps_model = True
 
@@ -95,16 +95,16 @@ class AttachedLauncher:
         incarnation: str,  # noqa: ARG002 - the worker has its own
         device: str = "",
     ) -> AttachedProcess:
-        """Take a free worker of `device`'s machine, if need be as soon as one answers.
+        """Take a free worker on `device`'s machine, waiting for one if need be.
 
-        It keeps its own incarnation. One that has `model` ready is taken first, then one that holds
-        nothing. Other models there that nobody here uses are unloaded.
+        A worker keeps its own incarnation. One that has `model` ready is preferred, then an empty
+        one. Unused models of other workers on that machine are unloaded.
 
         Raises:
-            WorkerStartFailed: the machine is lost, or there is no such device any more.
-            WorkerTimedOut: none was free and answered in time.
+            WorkerStartFailed: the machine is lost, or the device no longer exists.
+            WorkerTimedOut: no free worker answered in time.
 
-            Both say why of each worker.
+            Both give the reason for each worker.
         """
         now_s = asyncio.get_running_loop().time
         began_s = now_s()
@@ -132,7 +132,7 @@ class AttachedLauncher:
         return process
 
     async def _unload_beside(self, taken: Station) -> None:
-        """Unload what workers of that machine hold for nobody."""
+        """Unload the unused models of other workers on the same machine."""
         beside = next(m.stations for m in self.machines.look() if taken in m.stations)
         idle = [
             station
@@ -151,7 +151,7 @@ class AttachedLauncher:
         address: str,
         incarnation: str,
         digest: str,
-        proof: Proof | None = None,  # noqa: ARG002 - an attached worker has given none
+        proof: Proof | None = None,  # noqa: ARG002 - an attached worker gives none
     ) -> AttachedLink:
         """Implements ports.Connect for a process that `launch` returned."""
         processes = (s.process for s in self.stations if s.address == address)
@@ -159,14 +159,14 @@ class AttachedLauncher:
         return AttachedLink(process, digest=digest, security=self._security)
 
     async def wait_for_figures(self, *, wait_s: float) -> tuple[WorkerFigures, ...]:
-        """Return what the workers say they hold; wait at most `wait_s` for those yet silent."""
+        """Return what the workers report; wait at most `wait_s` for those that have not yet."""
         try:
             async with asyncio.timeout(wait_s):
                 while any(station.figures is None for station in self.stations):
                     await self._changed.wait()
         except TimeoutError:
             silent = [s.name for s in self.stations if s.figures is None]
-            _log.warning("workers that do not answer yet", workers=silent)
+            _log.warning("workers have not answered yet", workers=silent)
         return tuple(s.figures for s in self.stations if s.figures is not None)
 
     def _free(self, model: str, device: str) -> Station | None:

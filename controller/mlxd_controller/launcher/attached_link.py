@@ -1,6 +1,6 @@
-"""The link to a worker that was started elsewhere.
+"""The link to a worker that others started.
 
-A load takes the place of what is there, and the end of its use is not the end of its process.
+A load replaces the worker's model, and ending its use does not end its process.
 """
 
 from __future__ import annotations
@@ -21,10 +21,9 @@ _log = get_logger("attached")
 
 
 class AttachedLink(GrpcLink):
-    """A link for as long as `process` is used."""
+    """A link that lives as long as `process` is in use."""
 
     def __init__(self, process: WorkerProcess, *, digest: str, security: ChannelSecurity) -> None:
-        """Dial `process`; see GrpcLink."""
         super().__init__(
             address=process.address,
             incarnation=process.incarnation,
@@ -36,16 +35,16 @@ class AttachedLink(GrpcLink):
     async def load(
         self, name: str, path: str, spec: LoadSpec
     ) -> AsyncGenerator[LoadProgress, None]:
-        """Load and yield the progress; what is loaded otherwise is unloaded first.
+        """Load and yield the progress; unload a model loaded otherwise first.
 
-        A model that is loaded as ordered is found and stays: the one step is "ready".
+        A model already loaded as ordered stays: the only step is "ready".
         """
         try:
             async with aclosing(super().load(name, path, spec)) as steps:
                 async for step in steps:
                     yield step
         except (InvalidRequest, ModelDraining, WrongWorker) as error:
-            # Said before the first step: the worker holds another model, or this one otherwise.
+            # Raised before the first step: the worker holds another model, or other options.
             _log.info("making room in the worker", model=name, reason=error.describe())
         else:
             return
@@ -55,5 +54,5 @@ class AttachedLink(GrpcLink):
                 yield step
 
     async def shutdown(self, *, timeout_s: float) -> None:  # noqa: ARG002 - the process has its own
-        """Give the worker back; its process is not ours to end."""
+        """Give the worker back; ending its process is not our business."""
         await self._process.close()

@@ -1,12 +1,12 @@
-"""On which machines the attached workers run: each machine is one device, as all of them say.
+"""The machines of the attached workers: each machine is one device, as all its workers report.
 
 Invariants:
-- Workers that say one machine share its memory. Those of an earlier version, which say none, are
-  taken to share one that has no name.
-- A machine is one device, which keeps its name while any worker says that machine. The first one's
-  is called as if it were alone; two machines of one name are told apart.
-- A worker that has not spoken yet is on no machine. A machine is lost when all its workers are.
-- Until one has spoken an unnamed machine stands for theirs; the first one takes its name.
+- Workers that report the same machine share its memory. Workers of an earlier version report none,
+  and are taken to share one machine without a name.
+- A machine is one device, whose name stays while any worker reports that machine. The first device
+  is named as if it were alone; two machines of the same name get different names.
+- A worker that has not reported yet is on no machine. A machine is lost when all its workers are.
+- Until a worker reports, an unnamed machine stands in; the first one reported takes its name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlxd_shared.domain.figures import HostMemory, ProcessStatus
 
 @dataclass(frozen=True, slots=True)
 class AttachedMachine:
-    """One machine with its workers, one at least; `said` is what each of them said last."""
+    """One machine and its workers, at least one; `said` holds the last report of each."""
 
     node: str
     device: str
@@ -36,14 +36,14 @@ class AttachedMachine:
 
     @property
     def places(self) -> int:
-        """How many of its workers are there to take a model."""
+        """How many of its workers are present to take a model."""
         return sum(station.present for station in self.stations)
 
     @property
     def memory(self) -> HostMemory:
-        """Its memory: the least of what those say who speak; where nobody does, of what they said.
+        """The least memory reported by live workers; if none is live, by the last reports.
 
-        What a worker said that is gone since says nothing of the machine as it is now.
+        The report of a worker that has gone does not describe the machine as it is now.
         """
         speaking = [station.status for station in self.stations if station.status is not None]
         hosts = [status.host for status in speaking or self.said]
@@ -62,13 +62,12 @@ class AttachedMachine:
 
 
 class AttachedMachines:
-    """The machines of some workers, as they are when one looks."""
+    """The machines of some workers, as they are when looked at."""
 
     def __init__(self, stations: Sequence[Station]) -> None:
-        """Name the machines of `stations`."""
         self._stations = stations
         self._names: dict[str, tuple[str, str]] = {}
-        """The name of each machine, and that of its device, by its id."""
+        """The names of each machine and its device, by the machine's id."""
 
     def look(self) -> tuple[AttachedMachine, ...]:
         """Return the machines, in the order of their first workers."""
@@ -87,22 +86,22 @@ class AttachedMachines:
         )
 
     def list_stations(self) -> list[tuple[str, Station]]:
-        """Return the workers that have spoken, each with the name of its machine's device."""
+        """Return the workers that have reported, each with its device's name."""
         return [
             (machine.device, station) for machine in self.look() for station in machine.stations
         ]
 
     def stations_of(self, device: str) -> tuple[Station, ...]:
-        """Return the workers of a device's machine; "" is any."""
+        """Return the workers on a device's machine; "" means any machine."""
         return tuple(station for name, station in self.list_stations() if device in ("", name))
 
     def may_serve(self, device: str) -> bool:
-        """Return whether a worker of this device's machine may be there yet."""
+        """Return whether a worker on this device's machine may still come."""
         stations = self.stations_of(device)
         return not self._names or any(not station.lost for station in stations)
 
     def all_gone(self, device: str) -> bool:
-        """Return whether no worker of this device's machine is there, nor may one be starting."""
+        """Return whether the device's workers have all gone, and none may be starting."""
         return all(station.last is not None for station in self._stations) and all(
             station.is_gone for station in self.stations_of(device)
         )

@@ -1,11 +1,11 @@
-"""A child process, started and awaited without holding up the event loop, and the pipes to it.
+"""A child process, started and awaited without blocking the event loop, and the pipes to it.
 
-It is started on a thread: until a child has become another program its parent stands still, and
-where all processors are busy that is tens of milliseconds, in which no request would be served. It
-is reaped once, by its one `wait`, so that a signal never reaches another process of its id.
+It is started on a thread: the parent is suspended until the child has executed its program, which
+takes tens of milliseconds if all processors are busy, and no request would be served. It is reaped
+exactly once, by its one `wait`, so that a signal never reaches another process with its id.
 
-The pipes are our own, not asyncio's: Process.wait() there waits until every pipe that asyncio made
-is closed, and a process that the worker leaves behind can hold one open for ever.
+The pipes are our own, not asyncio's: asyncio's Process.wait() waits until all its pipes are closed,
+and a process that the worker leaves behind can hold one open for ever.
 """
 
 from __future__ import annotations
@@ -25,10 +25,10 @@ READ_LIMIT_BYTES = 64 * config.KIB
 
 
 class Child:
-    """A process that was started. Methods are for the event loop's thread."""
+    """A started process. Methods are for the event loop's thread."""
 
     def __init__(self, process: subprocess.Popen[bytes], *, handle: int | None) -> None:
-        """Await the end of `process`; `handle`, if any, becomes readable then, and is owned."""
+        """Await the end of `process`; `handle`, which becomes readable then, is owned."""
         self.pid = process.pid
         self._process = process
         self._loop = asyncio.get_running_loop()
@@ -40,11 +40,11 @@ class Child:
             self._loop.add_reader(handle, self._readable, handle)
 
     async def wait(self) -> int:
-        """Return the exit code once it has ended and is reaped; negative: a signal."""
+        """Return the exit code once the process is reaped; negative: a signal."""
         return await asyncio.shield(self._ended)
 
     def send_signal(self, number: signal.Signals) -> None:
-        """Send a signal; one that has ended takes none."""
+        """Send a signal; does nothing once the process has ended."""
         self._process.send_signal(number)
 
     def _readable(self, handle: int) -> None:
@@ -60,10 +60,10 @@ class Child:
 async def start(
     command: Sequence[str], *, output: int, pass_fds: Sequence[int], environment: Mapping[str, str]
 ) -> Child:
-    """Start a process in a session of its own, without input; return it once it is the program.
+    """Start a process in its own session, without input; return it once its program runs.
 
-    output: the descriptor that its output and errors go to. A start that is cancelled is waited for
-    all the same, because it uses the caller's descriptors; its process is then ended and reaped.
+    output: the descriptor for its output and errors. A cancelled start is still waited for, because
+    it uses the caller's descriptors; its process is then ended and reaped.
 
     Raises:
         OSError: it cannot be started.
@@ -93,12 +93,12 @@ async def start(
     if starting.exception() is None:
         process = starting.result()
         process.kill()
-        process.wait()  # a moment
+        process.wait()  # takes a moment
     raise cancelled
 
 
 class Pipe:
-    """The two ends of a pipe; what is still open is closed by close()."""
+    """The two ends of a pipe; close() closes those still open."""
 
     def __init__(self, read_fd: int, write_fd: int) -> None:
         """Own both descriptors."""
@@ -106,13 +106,13 @@ class Pipe:
         self._open = {read_fd, write_fd}
 
     def close(self, *fds: int) -> None:
-        """Close these ends, or both; what is closed or given away already is left alone."""
+        """Close these ends, or both; an end already closed or given away is left alone."""
         for fd in self._open & set(fds or (self.read_fd, self.write_fd)):
             self._open.remove(fd)
             os.close(fd)
 
     async def reader(self) -> PipeReader:
-        """Give the read end away to a reader on the event loop; cancelled, close it."""
+        """Give the read end to a reader on the event loop; on cancellation, close it."""
         stream = asyncio.StreamReader(limit=READ_LIMIT_BYTES)
         self._open.remove(self.read_fd)
         connecting = asyncio.ensure_future(
@@ -120,8 +120,8 @@ class Pipe:
                 lambda: asyncio.StreamReaderProtocol(stream), os.fdopen(self.read_fd, "rb", 0)
             )
         )
-        # Not to be cancelled itself: uvloop then closes the descriptor twice, the second time
-        # perhaps another process's.
+        # Shielded, because uvloop closes the descriptor twice if this is cancelled, and by the
+        # second time it may be in use again.
         try:
             transport, _ = await asyncio.shield(connecting)
         except asyncio.CancelledError:

@@ -1,8 +1,8 @@
 """The environment of a worker: the controller's own, with the wheels' libraries found first.
 
-Large blocks of memory come in large pages where the kernel grants them on request: a GiB of
-keys and values is then ready after 0.2 to 0.4 s instead of 0.7 to 1.5 (decision 0021). They are
-mappings of their own, so that what is freed is gone.
+Large blocks of memory use large pages where the kernel grants them on request: a GiB of keys and
+values is then ready after 0.2 to 0.4 s instead of 0.7 to 1.5 (decision 0021). They are separate
+mappings, so that freed memory is returned at once.
 """
 
 from __future__ import annotations
@@ -24,28 +24,26 @@ LIBRARY_FOLDERS = (
     "mlx/lib",
 )
 
-
 ALLOCATOR_VARIABLE = "GLIBC_TUNABLES"
 LARGE_PAGES = "glibc.malloc.hugetlb=1"
-"""glibc asks for transparent large pages behind what malloc hands out; unknown to other systems."""
+"""glibc requests transparent large pages for malloc's memory; other systems ignore this."""
 
 OWN_MAPPINGS = f"glibc.malloc.mmap_threshold={config.OWN_MAPPING_NBYTES}"
-"""What is this large is a mapping of its own, and given back as soon as it is freed. By itself
-glibc lets the bound grow to 32 MiB, and keeps what lies between blocks (decision 0026)."""
+"""Blocks of this size are separate mappings, returned as soon as they are freed. By default glibc
+lets the threshold grow to 32 MiB, and keeps what lies between blocks (decision 0026)."""
 
 KEPT_TOP = f"glibc.malloc.trim_threshold={config.KEPT_HEAP_NBYTES}"
-"""So much free memory at the heap's end is kept. With a bound of its own for mappings glibc keeps
-128 KiB there, and each step gives back what the next one asks for (decision 0041)."""
-
+"""How much free memory is kept at the heap's end. With a fixed mapping threshold glibc keeps only
+128 KiB there, so that each step returns what the next one requests (decision 0041)."""
 
 ARENAS = f"glibc.malloc.arena_max={config.WORKER_HEAPS_MAX}"
-"""How many heaps the threads share. By itself glibc makes eight for each core, and each keeps what
-`KEPT_TOP` lets it at its end, which no trim gives back: a worker of two cores that had tokenised
-for 25 s kept 69 MiB in four of 16 heaps in which nothing was used."""
+"""How many heaps the threads share. By default glibc makes eight per core, each of which keeps
+`KEPT_TOP` at its end that no trim returns: a worker with two cores that had tokenised for 25 s kept
+69 MiB in four of 16 heaps in which nothing was used."""
 
 
 def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) -> dict[str, str]:
-    """Return `base` with the libraries of `site` first, and settings of malloc, BLAS and output."""
+    """Return `base` with the libraries of `site` first, and settings for malloc, BLAS and output."""
     variable = "DYLD_LIBRARY_PATH" if platform == "darwin" else "LD_LIBRARY_PATH"
     paths = (path for pattern in LIBRARY_FOLDERS for path in sorted(site.glob(pattern)))
     folders = [str(path) for path in paths if path.is_dir()]

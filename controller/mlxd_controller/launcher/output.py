@@ -1,4 +1,4 @@
-"""A child's output: forwarded to the log line by line and kept, no line too long."""
+"""A child's output: cut into lines, forwarded to the log and kept."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CUT_MARK = " [cut]"
 
 
 class LineCutter:
-    """Splits text into lines of at most LINE_CHARS_MAX characters; what is longer is cut."""
+    """Splits text into lines, each cut to LINE_CHARS_MAX characters."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
@@ -70,7 +70,7 @@ class Output:
 
 
 def forward(log: FilteringBoundLogger, line: str) -> None:
-    """Log a line of a child: a structured one as what it is, any other as text."""
+    """Log a line of a child: a structured one with its fields, any other as text."""
     try:
         fields = json.loads(line)
     except (ValueError, RecursionError):  # any text that a library prints
@@ -80,6 +80,6 @@ def forward(log: FilteringBoundLogger, line: str) -> None:
         return
     level = LEVELS.get(str(fields.pop("level", "")), LEVELS["info"])
     fields.pop("timestamp", None)
-    fields.pop("self", None)  # which no line can be bound with
+    fields.pop("self", None)  # not usable as a keyword for bind
     event: str = fields.pop("event")
     log.bind(**fields).log(level, event)

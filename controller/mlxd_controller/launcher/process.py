@@ -1,12 +1,12 @@
-"""A worker's process: seen to its end, and ended. Our child, or one that a former controller left.
+"""A worker's process, our child or adopted: watched to its end, and ended.
 
 Invariants:
-- Every waiter waits for the same end, and one that is cancelled takes it from no other. Closing
-  runs once, however many ask for it, and no cancellation of a caller undoes it.
-- A child has ended when it is reaped and its output is read, or EOF_GRACE_S later where another
-  process holds the pipe open. A process that is no child of ours ends with END_UNKNOWN.
-- A worker's files go with it, however it ended: one that is killed leaves its socket behind.
-- A signal goes to that very process, or to none.
+- All waiters see the same end, and cancelling one affects no other. Closing runs once, however many
+  callers ask for it, and no cancellation of a caller undoes it.
+- A child has ended once it is reaped and its output is read, or EOF_GRACE_S later if another
+  process holds the pipe open. A process that is not our child ends with END_UNKNOWN.
+- A worker's files are removed however it ended: a killed worker leaves its socket behind.
+- A signal reaches exactly that process, or none.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.proof import Proof
 
 END_UNKNOWN = 255
-"""The exit code of a worker whose end was not ours to see."""
+"""The exit code of a worker whose end we could not observe."""
 END_S_MAX = 10.0
-"""What the system may take to end a process that was killed."""
+"""How long the system may take to end a killed process."""
 _log = get_logger("launcher")
 
 
 class EndingProcess(ABC):
-    """What every implementation of ports.WorkerProcess has: an identity, and one end."""
+    """The common part of all implementations of ports.WorkerProcess: an identity, and one end."""
 
     def __init__(self, incarnation: str, ended: asyncio.Future[int]) -> None:
-        """Name the process; the result of `ended` is its exit code."""
+        """Set the identity; the result of `ended` is the exit code."""
         self.incarnation = incarnation
         self.output = KeptLines()
         ended.add_done_callback(lambda _: self.output.close())
@@ -49,7 +49,7 @@ class EndingProcess(ABC):
 
     @property
     def exit_code(self) -> int | None:
-        """None while it lives; negative: a signal; END_UNKNOWN: not ours to see."""
+        """None while it lives; negative: a signal; END_UNKNOWN: not observed."""
         return self._ended.result() if self._ended.done() else None
 
     def last_lines(self) -> tuple[str, ...]:
@@ -57,7 +57,7 @@ class EndingProcess(ABC):
         return self.output.last(config.LAST_LINES_MAX)
 
     async def wait_exited(self) -> int:
-        """Return the exit code once it has ended, and is reaped where it is a child."""
+        """Return the exit code once the process has ended and, if a child, is reaped."""
         return await asyncio.shield(self._ended)
 
     async def close(self) -> int:
@@ -71,10 +71,10 @@ class EndingProcess(ABC):
 
 
 class LocalProcess(EndingProcess):
-    """A process on this machine that a controller of ours started: its files, its output."""
+    """A process on this machine that one of our controllers started, with its files and output."""
 
     def __init__(self, incarnation: str, *, files: WorkerFiles, log: FilteringBoundLogger) -> None:
-        """Own `files`; `_follow` begins with the next turn of the event loop."""
+        """Own `files`; `_follow` starts in the next turn of the event loop."""
         super().__init__(incarnation, asyncio.create_task(self._follow()))
         self.files = files
         self.proof: Proof | None = None
@@ -82,16 +82,16 @@ class LocalProcess(EndingProcess):
         self._forwarding = Output(log, self.output)
 
     def remember(self, holding: Holding | None) -> None:
-        """Write its record anew; see the port."""
+        """Rewrite its record; see the port."""
         if self.exit_code is None:
             self.files.holds(holding, self.proof)
 
     @abstractmethod
     async def _follow(self) -> int:
-        """Return the exit code once it has ended, its output is read and its files are gone."""
+        """Return the exit code once it has ended, its output is read and its files are removed."""
 
     async def ends_within(self, limit_s: float) -> bool:
-        """Wait for the end, `limit_s` at most; return whether it has come."""
+        """Wait at most `limit_s` for the end; return whether it has come."""
         await asyncio.wait({self._ended}, timeout=limit_s)
         return self._ended.done()
 
@@ -99,8 +99,8 @@ class LocalProcess(EndingProcess):
 class SubprocessWorker(LocalProcess):
     """A child of this process. close() is interrupt, WORKER_INTERRUPT_GRACE_S, kill, reap.
 
-    Before it listens it is terminated instead: it has nothing to end, and Python tells at length of
-    an interrupt that meets it while it starts.
+    Before it listens it is terminated instead: it has nothing to finish, and an interrupt during
+    its start would make Python print a long traceback.
     """
 
     def __init__(
@@ -113,11 +113,11 @@ class SubprocessWorker(LocalProcess):
         files: WorkerFiles,
         log: FilteringBoundLogger,
     ) -> None:
-        """Take over `process`, its output and files, and the pipe by which it knows we live."""
+        """Take over `process`, its output and files, and the pipe that shows it that we live."""
         super().__init__(incarnation, files=files, log=log)
         self.pid = process.pid
         self.address = ""
-        """What gRPC dials; empty before the process listens."""
+        """The address for gRPC; empty until the process listens."""
         self._process = process
         self._reader = output
         self._life = life
@@ -146,10 +146,10 @@ class SubprocessWorker(LocalProcess):
 
 
 class AdoptedWorker(LocalProcess):
-    """A process that is known by its mark. close() is interrupt, a grace, kill, or giving it up."""
+    """A process identified by its mark. close() is interrupt, grace, kill, or giving up."""
 
     def __init__(self, known: KnownProcess, record: Record, files: WorkerFiles) -> None:
-        """Take over `known`, of which `record` tells, and `files`; inside the event loop."""
+        """Take over `known`, which `record` describes, and `files`; inside the event loop."""
         log = _log.bind(incarnation=record.incarnation)
         super().__init__(record.incarnation, files=files, log=log)
         self.pid = known.mark.pid
@@ -161,14 +161,14 @@ class AdoptedWorker(LocalProcess):
         known.watch(self._gone.set)
 
     async def take_over(self, adopt: Callable[[str], Awaitable[None]]) -> None:
-        """Have `adopt` tell the worker of a named pipe for its output, and read from that.
+        """Read the worker's output from a named pipe, whose path `adopt` sends to the worker.
 
-        Raises what `adopt` raises, and OSError where there can be no pipe; nothing is read then.
+        Raises what `adopt` raises, and OSError if there can be no pipe; nothing is read then.
         """
         path = self.files.output
         path.unlink(missing_ok=True)
         os.mkfifo(path, 0o600)
-        # A writer of our own until the worker is one: a pipe without any seems to be at its end.
+        # Our own writer until the worker opens it: a pipe without writers reads as ended.
         pipe = Pipe(os.open(path, os.O_RDONLY | os.O_NONBLOCK), os.open(path, os.O_WRONLY))
         try:
             await adopt(str(path))
@@ -201,7 +201,7 @@ class AdoptedWorker(LocalProcess):
             self._known.send_signal(number)
             await self.ends_within(wait_s)
         if not self._gone.is_set():
-            self._log.error("worker does not end", pid=self.pid)
+            self._log.error("worker cannot be ended", pid=self.pid)
             self._known.close()
             self._gone.set()
         return await self.wait_exited()

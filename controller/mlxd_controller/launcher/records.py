@@ -1,8 +1,8 @@
-"""What the launcher leaves beside a worker's socket, for a controller that comes after it.
+"""What the launcher leaves beside a worker's socket for a later controller.
 
-A record is whole or not there. What is read is not trusted: only a plain file of this user, within
-RECORD_BYTES_MAX, whose every field is of its type, is a record; nothing is done to any process for
-anything else.
+A record is written atomically. What is read is not trusted: only a regular file of this user, of at
+most RECORD_BYTES_MAX, whose every field has its type, is a record; anything else never causes an
+action on a process.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mlxd_shared.wire.convert import load_from_json, load_to_json
 from mlxd_shared.wire.proof import Proof
 
 FORMAT = 1
-"""Of the record; another one's is not read."""
+"""The record's format; others are not read."""
 PID_MAX = (1 << 31) - 1
 SUFFIXES = ("sock", "out", "json", "new")
-"""Of a worker's files: its socket, its output, its record, and that while it is written."""
+"""A worker's files: its socket, its output, its record, and the record while it is written."""
 _log = get_logger("launcher")
 
 Json: TypeAlias = Mapping[str, object]
@@ -37,10 +37,10 @@ _N = TypeVar("_N", int, float)
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """One worker: which process, under which incarnation, and what it holds ready, if anything.
+    """One worker: its process and incarnation, and what it holds ready, if anything.
 
-    `arguments` are those that all workers of its controller were started with; `proof` is what it
-    told that controller, None before it listens and where it is of an older version.
+    `arguments` are those with which its controller started all workers; `proof` is what the worker
+    gave that controller, None before it listens or if it is of an older version.
     """
 
     mark: ProcessMark
@@ -54,20 +54,19 @@ class WorkerFiles:
     """The files of one worker in a run directory, all with one stem."""
 
     def __init__(self, folder: Path, stem: str) -> None:
-        """Name them; nothing is made yet."""
         paths = (folder / f"{stem}.{suffix}" for suffix in SUFFIXES)
         self.socket, self.output, self._record, self._new = paths
         self._written: Record | None = None
 
     @property
     def address(self) -> str:
-        """What gRPC dials."""
+        """The address for gRPC."""
         return f"unix:{self.socket}"
 
     def write(self, record: Record) -> None:
-        """Put `record` there, in place of what was; a disk that is full is logged, no more.
+        """Replace the record; a failure, such as a full disk, is only logged.
 
-        Blocks for as long as a small file takes.
+        Blocks for as long as writing a small file takes.
         """
         if record == self._written:
             return
@@ -78,17 +77,17 @@ class WorkerFiles:
                 file.write(text)
             self._new.replace(self._record)
         except OSError as error:
-            _log.warning("no record of a worker", pid=record.mark.pid, reason=error.strerror)
+            _log.warning("worker cannot be recorded", pid=record.mark.pid, reason=error.strerror)
             return
         self._written = record
 
     def holds(self, holding: Holding | None, proof: Proof | None) -> None:
-        """Write what the worker holds and proves from now on; `write` was called before."""
+        """Record what the worker now holds and its proof; requires an earlier `write`."""
         if self._written is not None:
             self.write(replace(self._written, holding=holding, proof=proof))
 
     def read(self) -> Record | None:
-        """Return the record; None where there is none that can be believed."""
+        """Return the record; None if there is none that can be trusted."""
         try:
             fd = os.open(self._record, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         except OSError:
@@ -103,7 +102,7 @@ class WorkerFiles:
         return self._written
 
     def remove(self) -> None:
-        """Remove them all; idempotent."""
+        """Remove all files; idempotent."""
         for path in (self._record, self._new, self.socket, self.output):
             path.unlink(missing_ok=True)
 
@@ -128,7 +127,7 @@ def _fields(record: Record) -> Json:
 
 
 def parse_record(text: bytes) -> Record | None:
-    """Return the record that `text` is; None where it is none."""
+    """Return the record in `text`; None if it is not one."""
     if len(text) > config.RECORD_BYTES_MAX:
         return None
     try:
@@ -160,7 +159,7 @@ def _holding(fields: Json) -> Holding:
 def _field(fields: Json, name: str, kind: type[_T]) -> _T:
     value = fields.get(name)
     if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(name)  # noqa: TRY004 - one kind for all that is no record
+        raise ValueError(name)  # noqa: TRY004 - one exception for whatever is no record
     if isinstance(value, str):
         _text(value)
     return value
@@ -169,12 +168,12 @@ def _field(fields: Json, name: str, kind: type[_T]) -> _T:
 def _text(value: object) -> str:
     if not isinstance(value, str):
         raise ValueError(value)  # noqa: TRY004 - as above
-    value.encode()  # half a surrogate pair is no text
+    value.encode()  # raises for half a surrogate pair
     return value
 
 
 def _number(fields: Json, name: str, kind: type[_N], most: _N) -> _N:
     value = _field(fields, name, kind)
-    if not 0 <= value <= most:  # nor is it a NaN
+    if not 0 <= value <= most:  # also false for NaN
         raise ValueError(name)
     return value

@@ -1,8 +1,8 @@
-"""The folder of the workers' sockets and records: private, and one controller's at a time.
+"""The folder for the workers' sockets and records: private, and one controller's at a time.
 
-Its controller holds a lock on a file in it, which the system lets go of however that ends. Names in
-it are this module's: nothing else is ever read or removed there. A default folder is named by the
-served address alone, so that the next controller with the same options finds it.
+The controller holds a lock on a file in it, which the system releases however the controller ends.
+Only names of this module's pattern are ever read or removed there. A default folder is named after
+the served address alone, so that the next controller with the same options finds it.
 """
 
 from __future__ import annotations
@@ -31,27 +31,27 @@ NAME_CHARS_MAX = 40
 LOCK_NAME = "lock"
 LOCK_TRIES_MAX = 10
 STEM = re.compile(r"[0-9a-f]{8}-[0-9a-f]{1,8}")
-"""What a worker's files are called: who launched it, and its number."""
+"""The names of a worker's files: an id for the launcher, and a number."""
 RUN_DIR_BYTES_MAX = config.UNIX_PATH_BYTES_MAX - len("/") - len("ffffffff-ffffffff.sock")
-"""What a run_dir may have, so that the name of every launch's socket fits behind it."""
+"""The longest run_dir to which the name of any launch's socket can be appended."""
 _log = get_logger("launcher")
 
 
 class RunDir:
-    """A folder that this controller holds until close()."""
+    """A folder that this controller owns until close()."""
 
     def __init__(self, path: Path, *, lock_fd: int | None, removed: bool) -> None:
-        """Own a private folder; `removed` with all that is in it at the end."""
+        """Own a private folder; `removed`: delete it with all its contents at the end."""
         self.path = path
         self._lock_fd = lock_fd
         self._removed = removed
 
     @classmethod
     def temporary(cls) -> RunDir:
-        """Return a new folder that no other controller will find; it goes with this one.
+        """Return a new folder that no other controller will find, deleted at the end.
 
-        The system makes it with mode 0700, under an unpredictable name: where temporary
-        files go, or in /tmp where that path is too long for sockets.
+        The system creates it with mode 0700 under an unpredictable name: where temporary files go,
+        or in /tmp if that path is too long for sockets.
         """
         path = Path(tempfile.mkdtemp(prefix=PREFIX))
         if not _has_room(path):
@@ -61,12 +61,12 @@ class RunDir:
 
     @classmethod
     def claim(cls, path: Path, *, removed: bool = False, served: str = "") -> RunDir:
-        """Hold `path`, made private, and made if it is not there; `removed`: with its parent.
+        """Own `path`, creating it and making it private; `removed`: delete it, and its parent.
 
-        served: the address that the folder is named by; "" where the operator named the folder.
+        served: the address that the folder is named after; "" if the operator named the folder.
 
         Raises:
-            InvalidRequest: it cannot be made, belongs to others, leaves no room for a socket's
+            InvalidRequest: it cannot be created, belongs to others, leaves no room for a socket's
                 name, or another controller holds it.
         """
         if not _has_room(path):
@@ -78,20 +78,20 @@ class RunDir:
             lock_fd = _lock(path, served=served)
             if lock_fd is not None:
                 return cls(path, lock_fd=lock_fd, removed=removed)
-        raise _refusal(path, "other controllers come and go in it")
+        raise _refusal(path, "other controllers keep creating and removing it")
 
     def stems(self) -> tuple[str, ...]:
-        """Return what the workers are called whose files lie here, sorted."""
+        """Return the stems of the workers' files here, sorted."""
         named = (path.name.partition(".") for path in self.path.iterdir())
         ours = {stem for stem, _, end in named if STEM.fullmatch(stem) and end in SUFFIXES}
         return tuple(sorted(ours))
 
     def close(self) -> None:
-        """Remove what lies here, and let go of the folder; to be called when no worker is left."""
+        """Remove the contents and release the folder; only when no worker is left."""
         if self._removed:
             shutil.rmtree(self.path, ignore_errors=True)
             if self._lock_fd is not None:
-                with suppress(OSError):  # others use it
+                with suppress(OSError):  # others use the parent
                     self.path.parent.rmdir()
         else:
             for stem in self.stems():
@@ -105,12 +105,12 @@ class RunDir:
 def open_run_dir(path: Path | None, *, address: str, environment: Mapping[str, str]) -> RunDir:
     """Return the run directory of a controller that serves at `address`.
 
-    path: what the operator says; None is the default of that address.
+    path: the operator's choice; None means the default for that address.
 
     Raises:
         InvalidRequest: see RunDir.claim.
     """
-    if path is not None:  # a link of the operator's own is one to follow
+    if path is not None:  # a link that the operator made is followed
         return RunDir.claim(path.resolve() if path.is_symlink() else path)
     name = name_of(address)
     if name is None:
@@ -119,17 +119,17 @@ def open_run_dir(path: Path | None, *, address: str, environment: Mapping[str, s
         parent = default_parent(environment)
         _make_private(parent)
     except InvalidRequest as error:
-        # A process that has taken that name prevents no serving.
-        _log.warning("no run directory that lasts: a restart will load anew", reason=str(error))
+        # Another process with that name must not prevent serving.
+        _log.warning("run directory is temporary: a restart will reload", reason=str(error))
         return RunDir.temporary()
     return RunDir.claim(parent / name, removed=True, served=address)
 
 
 def name_of(address: str) -> str | None:
-    """Return the folder's name for a served address; None where the system chooses its port.
+    """Return the folder's name for a served address; None if the system chooses its port.
 
     Raises:
-        InvalidRequest: it is no address.
+        InvalidRequest: it is not an address.
     """
     target = parse_address(address).target
     if target.endswith(":0"):
@@ -158,10 +158,10 @@ def _is_own(path: Path) -> bool:
 
 
 def _make_private(path: Path) -> None:
-    """Make the folder, or make the one that is there private."""
+    """Create the folder, or make an existing one private."""
     try:
         path.mkdir(mode=FOLDER_MODE, parents=True, exist_ok=True)
-        # Opened first, so that what is checked is what is changed, and no link of others'.
+        # Opened first, so that what is checked is what is changed, and not a link of others.
         folder = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     except OSError as error:
         raise _refusal(path, error.strerror or str(error)) from error
@@ -169,8 +169,8 @@ def _make_private(path: Path) -> None:
         status = os.fstat(folder)
         if status.st_uid != os.geteuid():
             raise _refusal(path, "it belongs to another user")
-        if status.st_mode & stat.S_ISVTX:  # as /tmp: to close it would lock everybody out
-            raise _refusal(path, "it is there for all users; name a folder in it")
+        if status.st_mode & stat.S_ISVTX:  # like /tmp: making it private would lock everybody out
+            raise _refusal(path, "it is shared by all users; name a folder inside it")
         if stat.S_IMODE(status.st_mode) != FOLDER_MODE:
             os.fchmod(folder, FOLDER_MODE)
     finally:
@@ -178,9 +178,9 @@ def _make_private(path: Path) -> None:
 
 
 def _lock(path: Path, *, served: str) -> int | None:
-    """Return the held lock of a folder; None where its last holder removed it meanwhile.
+    """Lock a folder and return the descriptor; None if its last holder has just removed it.
 
-    served: as `RunDir.claim` has it.
+    served: as for `RunDir.claim`.
 
     Raises:
         InvalidRequest: another controller holds it.
@@ -218,8 +218,8 @@ def _has_room(path: Path) -> bool:
 
 
 def _held_by_other(path: Path, holder: str, served: str) -> InvalidRequest:
-    """Return what to do about a folder that `holder` has."""
-    if served:  # a --run-dir of its own would lead to a port that is taken
+    """Return the refusal of a folder that `holder` has, with what to do about it."""
+    if served:  # a --run-dir of its own would only lead to a port in use
         problem = f"{holder} serves {served}; stop that one, or give this one another --address"
         return InvalidRequest.of("address", problem)
     advice = "stop that one, or give this one a --run-dir of its own"

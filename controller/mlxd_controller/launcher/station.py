@@ -1,14 +1,14 @@
-"""One worker that was started elsewhere: what it says, who uses it, and when it is lost.
+"""One worker that others started: what it reports, who uses it, and when it is lost.
 
 Invariants:
-- What a worker said last is as old as WATCH_INTERVAL_S, or it is silent. One that cannot be reached
-  for LOST_AFTER_S, or comes back as another process, has ended as far as its user here is
-  concerned. So has one that says nothing for SILENCE_S_MAX, nor to a new watch for LOST_AFTER_S. It
-  is given time to be started again, before it is lost itself.
-- A worker serves one model at a time. Taking one and giving it back are single steps of the event
-  loop, so that no two loads take the same one.
-- Giving a worker back unloads its model, unless the controller is leaving: then the next one finds
-  the model there.
+- A worker's last report is at most WATCH_INTERVAL_S old, or it is silent. A worker that cannot be
+  reached for LOST_AFTER_S, or returns as another process, has ended for its user here. So has one
+  that reports nothing for SILENCE_S_MAX, nor on a new watch for LOST_AFTER_S. It has time for a
+  restart before it counts as lost itself.
+- A worker serves one model at a time. Taking it and giving it back are single steps of the event
+  loop, so that no two loads take the same worker.
+- Giving a worker back unloads its model, unless the controller is leaving: the next controller then
+  finds the model loaded.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlxd_shared.wire.proof import Proof
 
 WATCH_INTERVAL_S = 1.0
 SILENCE_S_MAX = 10.0
-"""A worker that says nothing for so long is as good as gone: it speaks every WATCH_INTERVAL_S."""
+"""A worker silent for this long counts as gone: it reports every WATCH_INTERVAL_S."""
 LOST_AFTER_S = 2.0
 RETRY_S = 0.2
 
@@ -39,24 +39,23 @@ _log = get_logger("attached")
 class AttachedProcess(EndingProcess):
     """Implements ports.WorkerProcess for as long as one model uses an attached worker.
 
-    `pid` is its process id where it runs, which may be another machine.
+    `pid` is its process id on its own machine, which may be another one.
     """
 
     proof: Proof | None = None
-    """None: what an attached worker proves, it proves to whoever started it."""
+    """None: an attached worker gives its proof only to whoever started it."""
 
     def __init__(self, station: Station, worker: WorkerFigures) -> None:
-        """Take the station's worker, as it is now."""
         super().__init__(worker.incarnation, asyncio.get_running_loop().create_future())
         self.pid = worker.pid
         self.address = station.address
         self._station = station
 
     def remember(self, holding: Holding | None) -> None:
-        """Nothing: an attached worker says itself what it holds."""
+        """Do nothing: an attached worker itself reports what it holds."""
 
     def note_lost(self, reason: str) -> None:
-        """Note that the process has gone; of its output, which is not ours to see, this is all."""
+        """Note that the process has gone; its output consists of this alone, ours to see or not."""
         self.output.add(f"worker {self._station.name} at {self.address}: {reason}")
         self._end(END_UNKNOWN)
 
@@ -73,7 +72,7 @@ class AttachedProcess(EndingProcess):
 
 
 class Station:
-    """One attached worker: the connection, what it said last, and who uses it."""
+    """One attached worker: the connection, its last report, and its user."""
 
     def __init__(
         self,
@@ -85,16 +84,16 @@ class Station:
         silence_s_max: float = SILENCE_S_MAX,
         restart_s: float,
     ) -> None:
-        """Name the worker; nothing is dialled before `follow`. `changed` is pulsed at any news."""
+        """Set up the worker; `follow` connects. `changed` is pulsed at any news."""
         self.name = name
         self.address = address
         self.status: ProcessStatus | None = None
         self.last: ProcessStatus | None = None
-        """What the worker said last, also of a silent one."""
+        """The last report, even of a silent worker."""
         self.present = False
-        """Whether it has spoken, and has not been silent for LOST_AFTER_S since."""
+        """Whether it has reported, and has not been silent for LOST_AFTER_S since."""
         self.lost = False
-        """Whether it has spoken, and has been silent for `restart_s` since."""
+        """Whether it has reported, and has been silent for `restart_s` since."""
         self.keeps_model = False
         self.problem = "it has not answered yet"
         self.process: AttachedProcess | None = None
@@ -104,23 +103,23 @@ class Station:
         self._silence_s_max = silence_s_max
         self._security = security
         self._restart_s = restart_s
-        self._link = self._link_to("")  # to whatever process listens there
+        self._link = self._link_to("")  # to whichever process listens there
 
     @property
     def figures(self) -> WorkerFigures | None:
-        """What the worker said of itself last; None while it is silent."""
+        """The worker's last figures; None while it is silent."""
         return self.status.workers[0] if self.status is not None else None
 
     @property
     def is_gone(self) -> bool:
-        """Whether it is silent, and was not always."""
+        """Whether it is silent, but has reported before."""
         return self.status is None and self.last is not None
 
     @property
     def patience_s(self) -> float:
-        """How long to wait for the first word to a new watch.
+        """How long to wait for the first report on a new watch.
 
-        A moment for a silent worker that still counts as there: if it lives it answers at once.
+        Short for a silent worker that still counts as present: if it lives it answers at once.
         """
         return LOST_AFTER_S if self.present and self.is_gone else self._silence_s_max
 
@@ -133,15 +132,15 @@ class Station:
         return self.process
 
     def give_back(self, process: AttachedProcess) -> None:
-        """Make the worker free again."""
+        """Make the worker available again."""
         assert self.process is process
         self.process = None
         self._pulse()
 
     async def unload(self, incarnation: str) -> None:
-        """Drop the model, whatever it is doing; leave it where the controller is leaving.
+        """Unload the model, whatever it is doing; keep it if the controller is leaving.
 
-        A worker that cannot be told keeps its model until the next load on its machine.
+        A worker that cannot be reached keeps its model until the next load on its machine.
         """
         if self.keeps_model:
             return
@@ -149,7 +148,7 @@ class Station:
         try:
             await link.unload(timeout_s=UNLOAD_TIMEOUT_S)
         except MlxdError as error:
-            _log.warning("not unloaded", worker=self.name, reason=error.describe())
+            _log.warning("cannot unload", worker=self.name, reason=error.describe())
         finally:
             await link.close()
 
@@ -162,15 +161,15 @@ class Station:
                 self._fall_silent("it is stopping")
             except TimeoutError:
                 silent_s = asyncio.get_running_loop().time() - self._heard_s
-                self._fall_silent(f"it said nothing for {silent_s:.0f} s")
+                self._fall_silent(f"it reported nothing for {silent_s:.0f} s")
             except MlxdError as error:
                 self._fall_silent(error.describe())
             await asyncio.sleep(RETRY_S)
 
     async def close(self) -> None:
-        """Close the connection; to its remaining users the worker is lost."""
+        """Close the connection; for its remaining user the worker is lost."""
         if self.process is not None:
-            self.process.note_lost("the controller has let go of it")
+            self.process.note_lost("the controller has released it")
         await self._link.close()
 
     async def _watch(self) -> None:
@@ -197,7 +196,7 @@ class Station:
         self.present, self.lost = True, False
         figures = status.workers[0]
         if self.process is not None and self.process.incarnation != figures.incarnation:
-            self.process.note_lost("it was started again")
+            self.process.note_lost("it was restarted")
         if known is None or known.incarnation != figures.incarnation:
             _log.info("worker found", worker=self.name, address=self.address,
                       incarnation=figures.incarnation, model=figures.model_name)  # fmt: skip
@@ -208,7 +207,7 @@ class Station:
         was_heard = self.status is not None
         if was_heard:
             self._silent_since_s = now_s
-        # Once a kind: what gRPC says of a connection differs from one attempt to the next.
+        # Logged once per kind: gRPC's details differ from one attempt to the next.
         is_other = problem.partition(":")[0] != self.problem.partition(":")[0]
         if was_heard or is_other:
             _log.warning("worker is silent", worker=self.name, reason=problem)

@@ -1,8 +1,8 @@
 """The default launcher: the running interpreter as a child, with a private Unix socket.
 
-Of the pipes, the child inherits the write end of `ready` and the read end of `life`, nothing else;
-the controller's end of `life` is open as long as the child lives, and closes with the controller
-however that ends.
+The child inherits the write end of the pipe `ready` and the read end of `life`, nothing else. The
+controller's end of `life` is open as long as the child lives, and closes with the controller
+however the controller ends.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _log = get_logger("launcher")
 
 @dataclass(frozen=True, slots=True)
 class ReadyLine:
-    """A worker that listens. `proof`: by what it takes a request as checked."""
+    """A listening worker. `proof`: by what it accepts a request as checked."""
 
     address: str
     version: str
@@ -55,11 +55,11 @@ class ReadyLine:
 
 
 def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
-    """Return what the line says. `model` is for messages.
+    """Parse a worker's ready line. `model` is for messages.
 
     Raises:
-        BackendProblem: the worker told why it cannot serve on this machine.
-        WorkerStartFailed: the line is not what a worker writes.
+        BackendProblem: the worker reports why it cannot serve on this machine.
+        WorkerStartFailed: the line is not a ready line.
     """
     try:
         match json.loads(line):
@@ -76,7 +76,7 @@ def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
                 return ReadyLine(address, version, None if secret is None else Proof(str(secret)))
     except (ValueError, RecursionError):
         pass
-    raise WorkerStartFailed(model, ("the ready line was not what a worker writes",))
+    raise WorkerStartFailed(model, ("the worker wrote no valid ready line",))
 
 
 class SubprocessLauncher:
@@ -95,10 +95,10 @@ class SubprocessLauncher:
         findings: Path | None = None,
         prefix_disk: Path | None = None,
     ) -> None:
-        """Own `run_dir`, where sockets and records lie; None makes a temporary one.
+        """Own `run_dir`, for sockets and records; None makes a temporary one.
 
         waiting_max: how many streams may wait in a worker; None leaves it to the worker.
-        gpu_ids: the driver's ids of the devices that a worker sees alone, by their names; an id
+        gpu_ids: the driver's ids of the devices that a worker sees alone, by device name; an id
         means the same GPU in whatever order CUDA counts them.
         findings: the file of what `mlxd doctor` found; None: workers read none. prefix_disk: where
         they keep parts of prompts, as much as they are told to; None: nowhere.
@@ -117,22 +117,22 @@ class SubprocessLauncher:
             *remembered,
             *kept,
         )
-        """What all workers are started with."""
+        """The arguments common to all workers."""
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir
-        self._name = os.urandom(4).hex()  # no process id: those come again, files may be there
+        self._name = os.urandom(4).hex()  # not a process id: those recur, and files may remain
         self._gpu_ids = dict(gpu_ids or {})
         self._version = importlib.metadata.version("mlxd")
         self._launches = 0
 
     def close(self) -> None:
-        """Remove what this launcher made; to be called when no worker is left."""
+        """Remove what this launcher made; only when no worker is left."""
         self.run_dir.close()
 
     async def launch(self, *, model: str, incarnation: str, device: str = "") -> SubprocessWorker:
         """Start a worker and return it once it listens; see the port."""
         log = _log.bind(model=model, incarnation=incarnation, device=device)
         try:
-            check_own_worker()  # else it would end in its first imports
+            check_own_worker()  # otherwise the worker would fail in its first imports
             worker, ready = await self._start(incarnation, device, log)
         except OSError as error:
             raise _start_failed(error, model, f"{self._command[0]}: ") from error
@@ -146,7 +146,7 @@ class SubprocessLauncher:
             if isinstance(error, OSError):
                 raise _start_failed(error, model) from error
             raise
-        # Of another version, which was put in this one's place meanwhile, checks may be others.
+        # A worker of another version, installed in place meanwhile, may have other checks.
         worker.address = endpoint.address
         worker.proof = endpoint.proof if endpoint.version == self._version else None
         return worker
@@ -154,7 +154,7 @@ class SubprocessLauncher:
     async def _start(
         self, incarnation: str, device: str, log: FilteringBoundLogger
     ) -> tuple[SubprocessWorker, PipeReader]:
-        """Start the process; return it with the reader of its ready pipe, or leave nothing."""
+        """Start the process; return it with its ready pipe's reader. A failure leaves nothing."""
         self._launches += 1
         environment = self._environment
         if gpu_id := self._gpu_ids.get(device):
@@ -164,7 +164,7 @@ class SubprocessLauncher:
             ready, life, output = (
                 unowned.enter_context(closing(Pipe(*os.pipe()))) for _ in range(3)
             )
-            # Made before the process: from its start to its owner there is nothing to wait for.
+            # Made before the process: nothing may wait between its start and its owner.
             readers = [
                 unowned.enter_context(closing(await pipe.reader())) for pipe in (ready, output)
             ]
@@ -190,7 +190,7 @@ class SubprocessLauncher:
         return worker, readers[0]
 
     def _note(self, worker: SubprocessWorker) -> None:
-        """Leave word of a worker that has not ended already.
+        """Record a worker, unless it has ended already.
 
         Raises:
             OSError: the system does not report it.
@@ -210,7 +210,7 @@ class SubprocessLauncher:
                 return parse_ready_line(line.result(), model=model)
             if line.done():
                 # A worker that ends closes its pipe: this is its end, seen a moment early. The end
-                # itself may take the grace of the output's.
+                # itself may take as long as the grace for its output.
                 await asyncio.wait({ended}, timeout=2 * config.EOF_GRACE_S)
             if ended.done():
                 raise WorkerExited(model, worker.last_lines(), ended.result())
@@ -225,13 +225,13 @@ class SubprocessLauncher:
 
 
 def _start_failed(error: OSError, model: str, doing: str = "") -> MlxdError:
-    """Return why there is no worker: what the machine lacks, or what is wrong with the command."""
+    """Return why there is no worker: a lack of the machine's, or a fault of the command."""
     short = machine_short(error, f"the worker of {model}")
     return short or WorkerStartFailed(model, (f"{doing}{error.strerror or error}",))
 
 
 async def _read_line(ready: PipeReader) -> bytes:
-    """Return the line from the ready pipe; b"" where it ended before."""
+    """Return the line from the ready pipe; b"" if the pipe ended before a whole line."""
     try:
         line = await ready.stream.readline()
     except ValueError:

@@ -1,11 +1,11 @@
-"""What a controller before this one has left in the run directory: taken over, or purged.
+"""What an earlier controller left in the run directory: adopted, or purged.
 
 Invariants:
-- Afterwards no files lie there but those of the workers that were taken over.
-- A worker is taken over if it is the very process of its record, ready, of this version, started
-  with this controller's options, and serves a model that is configured here; one worker a model.
-- A process that its record does not name for certain, or of another user, gets no signal: what
-  listens on the socket is asked to end, no more.
+- Afterwards it holds only the files of adopted workers.
+- A worker is adopted if it is the very process of its record, ready, of this version, started with
+  this controller's options, and serves a model that is configured here; one worker per model.
+- A process that its record does not identify for certain, or of another user, gets no signal: what
+  listens on the socket is only asked to end.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlxd_shared.ops.known_process import KnownProcess, mark_of
 from mlxd_shared.ops.logs import get_logger
 
 AT_ONCE_MAX = 32
-"""Workers that are looked at side by side."""
+"""How many workers are examined concurrently."""
 _log = get_logger("adoption")
 
 
@@ -37,10 +37,10 @@ _log = get_logger("adoption")
 async def survivors_of(
     run_dir: RunDir, store: ModelStore, connect: Connect, *, arguments: Sequence[str]
 ) -> AsyncIterator[tuple[Survivor, ...]]:
-    """Yield the workers that serve this controller from now on; all others are gone by then.
+    """Yield the adopted workers; all others have ended by then.
 
-    arguments: what this controller's launcher starts workers with. At the exit those of them that
-    are still there are ended. Takes seconds where a stranger does not end by itself.
+    arguments: what this controller's launcher starts workers with. At exit the workers that still
+    live are ended. Takes seconds if an unknown worker does not end by itself.
     """
     survivors: dict[str, Survivor] = {}
     turn = asyncio.Semaphore(AT_ONCE_MAX)
@@ -56,7 +56,7 @@ async def survivors_of(
                 tasks.create_task(look(WorkerFiles(run_dir.path, stem)))
         yield tuple(survivors.values())
     finally:
-        for survivor in survivors.values():  # gone already, but where the start failed
+        for survivor in survivors.values():  # ended already, unless the start failed
             await survivor.link.close()
             await survivor.process.close()
 
@@ -68,7 +68,7 @@ async def _look(
     arguments: tuple[str, ...],
     survivors: dict[str, Survivor],
 ) -> None:
-    """Put the worker of these files into `survivors`, or purge what is there."""
+    """Add the worker of these files to `survivors`, or purge what is there."""
     record = files.read()
     if record is None or (known := _find_process(record)) is None:
         await _ask_whoever_listens(files, connect)
@@ -83,7 +83,7 @@ async def _look(
     except BaseException:
         await worker.close()
         raise
-    if survivor.ref.digest in survivors:  # a second worker of one model is of no use
+    if survivor.ref.digest in survivors:  # a second worker for a model is of no use
         await survivor.link.close()
         await _purge(worker, connect)
     else:
@@ -91,7 +91,7 @@ async def _look(
 
 
 def _find_process(record: Record) -> KnownProcess | None:
-    """Return the process that a record names, if that lives and is this user's."""
+    """Return the process of a record if it lives and is this user's."""
     try:
         known = KnownProcess(record.mark)
     except ProcessLookupError:
@@ -100,17 +100,17 @@ def _find_process(record: Record) -> KnownProcess | None:
         if psutil.Process(record.mark.pid).uids().real == os.getuid():
             return known
     except psutil.NoSuchProcess:
-        pass  # it has ended meanwhile
+        pass  # it has just ended
     known.close()
     return None
 
 
 async def _find_configured(store: ModelStore, holding: Holding) -> ModelRef | None:
-    """Return the model that a worker holds; None where it is not configured here.
+    """Return the model that a worker holds; None if it is not configured here.
 
-    By its name first: to read all that stores have may take longer than the worker waits.
+    By name first: reading all stores may take longer than the worker waits.
     """
-    with suppress(MlxdError):  # the name may be another model's by now, or unused
+    with suppress(MlxdError):  # the name may mean another model by now, or none
         ref = await store.resolve(holding.name)
         if ref.digest == holding.digest:
             return ref
@@ -125,14 +125,14 @@ async def _adopt(
     connect: Connect,
     arguments: tuple[str, ...],
 ) -> Survivor | None:
-    """Take a worker over; None where it is not to be, which is logged."""
+    """Adopt a worker; return None, and log why, if it is not to be adopted."""
     holding = record.holding
     ref = None if holding is None else await _find_configured(store, holding)
     if holding is None or ref is None or record.arguments != arguments:
         problem = "it was started with other options"
         if holding is None or ref is None:
             problem = "it was not ready" if holding is None else "its model is not configured"
-        _log.warning("a stranger", pid=worker.pid, reason=problem)
+        _log.warning("unknown worker", pid=worker.pid, reason=problem)
         return None
     link = connect(
         address=worker.address,
@@ -155,7 +155,7 @@ async def _adopt(
         await link.close()
         raise
     if problem:
-        _log.warning("a stranger", pid=worker.pid, model=ref.name, reason=problem)
+        _log.warning("unknown worker", pid=worker.pid, model=ref.name, reason=problem)
         await link.close()
         return None
     _log.info("worker adopted", pid=worker.pid, model=ref.name, incarnation=worker.incarnation)
@@ -164,15 +164,15 @@ async def _adopt(
 
 
 def _problem(status: ProcessStatus, record: Record) -> str:
-    """Return what keeps the worker that said `status` from being taken over; "" for nothing."""
+    """Return what prevents the worker with this status from being adopted; "" for nothing."""
     assert record.holding is not None
     if status.version != importlib.metadata.version("mlxd"):
         return f"it is of version {status.version}"
     if len(status.workers) != 1:
-        return "it does not speak of itself"
+        return "it does not report itself"
     figures = status.workers[0]
     if (figures.pid, figures.incarnation) != (record.mark.pid, record.incarnation):
-        return f"it calls itself {figures.incarnation}, process {figures.pid}"
+        return f"it reports itself as {figures.incarnation}, process {figures.pid}"
     if figures.state is not WorkerState.READY:
         return f"its model is {figures.state.value}"
     if figures.model_digest != record.holding.digest:
@@ -188,19 +188,19 @@ async def _purge(worker: AdoptedWorker, connect: Connect) -> None:
 
 
 async def _ask_whoever_listens(files: WorkerFiles, connect: Connect) -> None:
-    """Ask what listens on a socket without a good record to end; it is never signalled."""
+    """Ask what listens on a socket without a valid record to end; it is never signalled."""
     if not files.socket.is_socket():
         return
     link = connect(address=files.address, incarnation="", digest="")
     try:
         status = await link.status(timeout_s=config.ADOPTION_TIMEOUT_S)
     except MlxdError as error:
-        _log.debug("nobody answers", socket=files.socket.name, reason=str(error))
+        _log.debug("no answer", socket=files.socket.name, reason=str(error))
         return
     finally:
         await link.close()
     for figures in status.workers:
-        _log.warning("a stranger", pid=figures.pid, reason="it has no record")
+        _log.warning("unknown worker", pid=figures.pid, reason="it has no record")
         await _ask_to_end(files.address, figures.incarnation, connect)
 
 
@@ -209,7 +209,7 @@ async def _ask_to_end(address: str, incarnation: str, connect: Connect) -> bool:
     try:
         await link.shutdown(timeout_s=config.ADOPTION_TIMEOUT_S)
     except MlxdError as error:
-        _log.info("a stranger does not take the shutdown", reason=str(error))
+        _log.info("unknown worker refused the shutdown", reason=str(error))
         return False
     finally:
         await link.close()

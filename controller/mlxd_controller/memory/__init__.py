@@ -1,1 +1,1 @@
-"""What memory there is: the host's, each GPU's, and what the kernel has ended for want of it."""
+"""Available memory: the host's, each GPU's, and processes that the kernel killed for lack of it."""

@@ -1,9 +1,9 @@
-"""What memory there is, without importing MLX.
+"""Measures memory without importing MLX.
 
-`total` is the machine's, or the control group's where that is less; `budget` leaves the reserve and
-keeps to the operator's limit; `usable` leaves the reserve beside what others hold right now: a
-worker that is loading moves bytes from "available" to "ours", which leaves it as it was. Each GPU
-is a device of its own, with the reserve and the operator's limit each.
+`total` is the machine's memory, or the control group's if smaller; `budget` is the total without
+the reserve, up to the operator's limit; `usable` is what others leave right now, again without the
+reserve. A worker that loads moves bytes from "available" to "ours", which leaves `usable` as it
+was. Each GPU is a device of its own, each with the reserve and the operator's limit.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from mlxd_shared.ops.logs import get_logger
 CGROUP_ROOT = Path("/sys/fs/cgroup")
 VMSTAT = Path("/proc/vmstat")
 METAL_SHARE = 0.75
-"""The part of unified memory that Metal recommends to keep resident at most."""
+"""The most of unified memory that Metal recommends to keep resident."""
 _UNLIMITED = 1 << 60
 _log = get_logger("device")
 
@@ -40,7 +40,7 @@ class HostProbe:
     def __init__(
         self, limits: Limits, *, kind: DeviceKind, cgroup_root: Path = CGROUP_ROOT
     ) -> None:
-        """Measure memory of this machine; `kind` is cpu or metal."""
+        """`kind` is cpu or metal."""
         self._limits = limits
         self._kind = kind
         self._cgroup_root = cgroup_root
@@ -68,29 +68,29 @@ class HostProbe:
         )
 
     def machines(self) -> tuple[HostMemory, ...]:
-        """Return none but this one; see the port."""
+        """Return nothing besides this machine; see the port."""
         return ()
 
 
 class GpuMeter(Protocol):
-    """What GPUs hold now: the driver's library, or a test's word."""
+    """Measures what GPUs hold: the driver's library, or a fake."""
 
     def read(self, gpu_id: str) -> GpuUse | None:
-        """Return what a GPU holds now; None where that cannot be told. Never blocks."""
+        """Return what a GPU holds now; None if that cannot be determined. Never blocks."""
 
 
 class CudaProbe:
     """Implements ports.DeviceProbe for CUDA: each GPU is a device.
 
-    What others hold of it is measured each time, once the driver has named a worker among those who
-    hold memory; until then, and where it names them by ids of another namespace, as in a container,
-    it is what it was at the start.
+    What others hold is measured each time, once the driver has listed a worker of ours among the
+    holders of memory. Until then, and where the driver lists ids of another namespace, as in a
+    container, the figures from the start are used.
     """
 
     def __init__(
         self, limits: Limits, *, gpus: tuple[Gpu, ...], meter: GpuMeter | None = None
     ) -> None:
-        """Take the GPUs as they were before any worker ran; without a `meter` they stay so."""
+        """Take the GPUs as they were before any worker ran; without `meter` they stay like that."""
         assert gpus
         self._limits = limits
         self._gpus = gpus
@@ -98,7 +98,7 @@ class CudaProbe:
         self._names_ours = False
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
-        """Return the devices; see the port. Asks the driver, which takes microseconds."""
+        """Return the devices; see the port. Queries the driver, which takes microseconds."""
         own = frozenset(own_pids)
         uses = [None if self._meter is None else self._meter.read(gpu.id) for gpu in self._gpus]
         ours = [sum(use.held[pid] for pid in own & use.held.keys()) if use else 0 for use in uses]
@@ -109,7 +109,7 @@ class CudaProbe:
         )
 
     def machines(self) -> tuple[HostMemory, ...]:
-        """Return none but this one; see the port."""
+        """Return nothing besides this machine; see the port."""
         return ()
 
     def _device(self, gpu: Gpu, use: GpuUse | None, held_bytes: int) -> Device:
@@ -135,7 +135,7 @@ def make_device(
 ) -> Device:
     """Return a device with the operator's limits applied.
 
-    `unheld_bytes` is what others do not hold, `held_bytes` what workers hold of that.
+    `unheld_bytes` is what others do not hold, `held_bytes` the part of it that workers hold.
     """
     reserve = limits.reserve_bytes
     if reserve is None:
@@ -150,26 +150,26 @@ def make_device(
 
 
 def resident_bytes(pids: Iterable[int]) -> int:
-    """Return the sum of the processes' resident sets; one that is gone counts 0."""
+    """Return the sum of the processes' resident sets; a process that has ended counts 0."""
     total = 0
     for pid in pids:
         try:
             total += psutil.Process(pid).memory_info().rss
         except psutil.NoSuchProcess:
-            continue  # it ended between two looks
+            continue  # it ended meanwhile
     return total
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
-    """What the system says of one process."""
+    """The system's figures of one process."""
 
     resident_nbytes: int
     cpu_s: float
 
 
 def usage_of(pid: int) -> ProcessUsage | None:
-    """Return what the system says of a process; None where it has ended."""
+    """Return the system's figures of a process; None if it has ended."""
     try:
         process = psutil.Process(pid)
         with process.oneshot():
@@ -181,14 +181,14 @@ def usage_of(pid: int) -> ProcessUsage | None:
 
 @dataclass(frozen=True, slots=True)
 class CgroupMemory:
-    """A control group's memory; what can be dropped (page cache) is not counted as used."""
+    """A control group's memory; page cache that can be dropped does not count as used."""
 
     limit_bytes: int
     used_bytes: int
 
 
 def cgroup_memory(root: Path) -> CgroupMemory | None:
-    """Return the limit that holds this process, of version 2 or 1; None without one."""
+    """Return the limit on this process, from version 2 or 1; None if there is none."""
     for limit_file, used_file, cache_key in (
         ("memory.max", "memory.current", "inactive_file"),
         ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes", "total_inactive_file"),
@@ -219,7 +219,7 @@ def _stat(path: Path, key: str) -> int:
 
 
 def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
-    """Return the GPUs that the installed backend can use; () without such a one. Blocks."""
+    """Return the GPUs that the installed backend can use, if any. Blocks."""
     if not any(_is_installed(name) for name in CUDA_BACKENDS):
         return ()
     driver = open_nvml()
@@ -228,13 +228,13 @@ def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
 
 
 def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | CudaProbe:
-    """Return the probe of `gpus`, as they were before any worker ran; else of this machine."""
+    """Return a probe for `gpus`, as they were before any worker ran; without any, for the host."""
     if sys.platform == "darwin" and os.uname().machine == "arm64":
         return HostProbe(limits, kind=DeviceKind.METAL)
     if gpus:
         return CudaProbe(limits, gpus=gpus, meter=open_nvml())
     if limits.gpu_overhead_bytes or limits.gpu_overhead_fraction:
-        _log.warning("there is no GPU here, of which an overhead could be kept free")
+        _log.warning("no GPU here: the GPU overhead has no effect")
     return HostProbe(limits, kind=DeviceKind.CPU)
 
 
@@ -247,10 +247,10 @@ def _is_installed(distribution: str) -> bool:
 
 
 def oom_kills(vmstat: Path = VMSTAT) -> int | None:
-    """Return how many processes the kernel has ended for want of memory; None where none tells.
+    """Return how many processes the kernel has killed for lack of memory; None if unknown.
 
-    Source: `oom_kill` in /proc/vmstat, of Linux 4.13 and later, which counts ends by the machine's
-    want and by a cgroup's alike, each before its SIGKILL is delivered.
+    Source: `oom_kill` in /proc/vmstat, since Linux 4.13, which counts kills for lack of the
+    machine's memory and of a cgroup's alike, each before its SIGKILL is delivered.
     """
     try:
         lines = vmstat.read_text(encoding="ascii", errors="replace").splitlines()
@@ -261,9 +261,9 @@ def oom_kills(vmstat: Path = VMSTAT) -> int | None:
 
 
 def killed_from_outside(exit_code: int | None, *, before: int | None, now: int | None) -> bool:
-    """Return whether somebody killed a process, so that nothing it was at work on is to blame.
+    """Return whether somebody killed a process, so that its work is not to blame.
 
-    No process comes to SIGKILL by itself but by want of memory; `before` and `now` count such ends
-    when it began and after its own. Where nobody counts them, nobody is cleared.
+    A process gets SIGKILL from outside or for lack of memory; `before` and `now` count the kills
+    for lack of memory at its start and after its end. Without these counts nobody is cleared.
     """
     return exit_code == -signal.SIGKILL and before is not None and before == now

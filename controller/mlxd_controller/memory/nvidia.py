@@ -1,8 +1,8 @@
 """The NVIDIA GPUs of this machine that the controller, and so its workers, may see.
 
-A GPU is known by the driver's id, which is the same however few of them a process sees, and named
-by its place in nvidia-smi: gpu0, gpu1, ... The driver is asked through NVML, which takes
-microseconds and no memory of any GPU. What it cannot say is None, never a guess.
+A GPU is identified by the driver's id, which does not depend on how many a process sees, and named
+by its index in nvidia-smi: gpu0, gpu1, ... The driver is queried through NVML, which takes
+microseconds and no GPU memory. What it does not report is None, never a guess.
 """
 
 from __future__ import annotations
@@ -29,48 +29,48 @@ class Gpu:
 
     @property
     def name(self) -> str:
-        """What it is called here."""
+        """Its name as a device."""
         return f"gpu{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class GpuUse:
-    """One GPU at one moment: `held` is what each process holds, by its id as the driver sees it."""
+    """One GPU at one moment: `held` maps process ids, as the driver sees them, to bytes."""
 
     free_bytes: int
     held: Mapping[int, int]
 
 
 class Nvml:
-    """Answers for the GPUs of this machine."""
+    """Queries the GPUs of this machine."""
 
     def __init__(self, library: Any) -> None:  # noqa: ANN401 - pynvml, which has no types
         """Start the library.
 
         Raises:
-            pynvml.NVMLError: there is none, or no driver behind it.
+            pynvml.NVMLError: the library or the driver is missing.
         """
         library.nvmlInit()
         self._library = library
         self._handles: dict[str, object] = {}
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """Return each GPU with a memory of its own, by its place."""
+        """Return each GPU with memory of its own, by index."""
         gpus = map(self._gpu, range(self._library.nvmlDeviceGetCount()))
         return tuple(gpu for gpu in gpus if gpu is not None)
 
     def read(self, gpu_id: str) -> GpuUse | None:
-        """Return what a GPU holds now; None where the driver does not tell."""
+        """Return what a GPU holds now; None if the driver does not report it."""
         library = self._library
         try:
             if gpu_id not in self._handles:
                 self._handles[gpu_id] = library.nvmlDeviceGetHandleByUUID(gpu_id)
             handle = self._handles[gpu_id]
-            # Processes first: what is taken between the two then counts as somebody else's.
+            # Processes first: what is allocated in between then counts as somebody else's.
             processes = library.nvmlDeviceGetComputeRunningProcesses(handle)
             free_bytes = library.nvmlDeviceGetMemoryInfo(handle).free
         except library.NVMLError as error:
-            _log.debug("NVML does not tell", gpu=gpu_id, reason=str(error))
+            _log.debug("NVML reports nothing", gpu=gpu_id, reason=str(error))
             return None
         held = {p.pid: p.usedGpuMemory for p in processes if p.usedGpuMemory is not None}
         return GpuUse(free_bytes, held)
@@ -82,30 +82,30 @@ class Nvml:
             memory = library.nvmlDeviceGetMemoryInfo(handle)
             names = library.nvmlDeviceGetUUID(handle), library.nvmlDeviceGetName(handle)
         except library.NVMLError as error:
-            _log.warning("a GPU without figures is left out", index=index, reason=str(error))
+            _log.warning("skipping a GPU without figures", index=index, reason=str(error))
             return None
         return Gpu(index, *names, memory.total, memory.free)
 
 
 def open_nvml(library: Any = None) -> Nvml | None:  # noqa: ANN401 - as above
-    """Return this machine's driver; None without one that can be asked. Blocks.
+    """Return this machine's driver; None if there is none to query. Blocks.
 
-    library: what is asked in place of pynvml.
+    library: replaces pynvml.
     """
-    import pynvml  # noqa: PLC0415 - where there is no GPU nobody pays for it
+    import pynvml  # noqa: PLC0415 - so that nobody pays for it where there is no GPU
 
     try:
         return Nvml(library or pynvml)
     except pynvml.NVMLError as error:
-        _log.info("the driver of GPUs cannot be asked", reason=str(error))
+        _log.info("cannot query the GPU driver", reason=str(error))
         return None
 
 
 def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
-    """Return the GPUs that a process sees whose CUDA_VISIBLE_DEVICES is `setting`; None: not set.
+    """Return the GPUs visible to a process with this CUDA_VISIBLE_DEVICES; None: not set.
 
-    By their places or ids, which may be shortened; as CUDA has it, what stands behind a word that
-    means none of them, or one again, is not seen.
+    The setting lists indices or ids, which may be shortened. As in CUDA, whatever follows an entry
+    that matches no GPU, or a GPU listed before, is invisible.
     """
     if setting is None:
         return gpus
@@ -113,7 +113,7 @@ def visible(gpus: tuple[Gpu, ...], setting: str | None) -> tuple[Gpu, ...]:
     for word in filter(None, (part.strip() for part in setting.split(","))):
         matches = [gpu for gpu in gpus if _means(word, gpu)]
         if len(matches) != 1 or matches[0] in selected:
-            _log.warning("what is visible ends here", variable=VISIBLE_VARIABLE, word=word)
+            _log.warning("later GPUs are invisible", variable=VISIBLE_VARIABLE, word=word)
             break
         selected += matches
     return tuple(selected)

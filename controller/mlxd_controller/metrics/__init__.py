@@ -1,1 +1,1 @@
-"""What the controller counts, as Prometheus reads it."""
+"""The controller's metrics, and how Prometheus reads them."""

@@ -1,4 +1,4 @@
-"""What the controller counts. One owner: the event loop's thread; names as Prometheus has them."""
+"""The controller's counters, under Prometheus' names. One owner: the event loop's thread."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ class Metrics:
         )
         self.shrinks = Counter(
             "mlxd_model_shrinks_total",
-            "Times that a worker was told to give memory back, by outcome: done, failed.",
+            "Times that a worker was asked to release memory, by outcome: done, failed.",
         )
         self.shrunk_bytes = Counter(
-            "mlxd_model_shrunk_bytes_total", "What workers gave back when they were told to."
+            "mlxd_model_shrunk_bytes_total", "What workers released when asked to."
         )
         self.restarts = Counter(
             "mlxd_worker_restarts_total",
@@ -63,13 +63,13 @@ class Metrics:
         )
         self.inter_token = Histogram(
             "mlxd_inter_token_latency_seconds",
-            "A request's mean time between tokens, once a gap.",
+            "A request's mean time between tokens, counted once per gap.",
         )
         self.queue = Histogram(
             "mlxd_queue_time_seconds", "From a worker's acceptance to the first prefill."
         )
         self.load_wait = Histogram(
-            "mlxd_load_wait_seconds", "What requests waited for their model to be ready."
+            "mlxd_load_wait_seconds", "How long requests waited for their model to be ready."
         )
         self.duration = Histogram(
             "mlxd_e2e_request_latency_seconds", "From a request's arrival to its end."
@@ -95,5 +95,5 @@ class Metrics:
         )
 
     def families(self) -> tuple[Counter | Histogram, ...]:
-        """Return every counter, then every histogram, empty ones too."""
+        """Return every counter, then every histogram, even empty ones."""
         return tuple(vars(self).values())

@@ -1,7 +1,7 @@
-"""A Status as the text that Prometheus reads. Pure: the message that is served in, text out.
+"""A Status as text for Prometheus. Pure: the message goes in, the text comes out.
 
-A series about one worker process carries its incarnation, so that no counter ever goes down within
-a series. Label sets within a family are unique, whatever the message says; the latest wins.
+A series about one worker process carries its incarnation, so that no counter decreases within a
+series. Label sets within a family are unique, whatever the message contains; the last one wins.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ Labels = dict[str, str]
 
 
 def render(status: status_pb2.Status, *, vllm_aliases: bool = False) -> bytes:
-    """Return the text that a scrape gets, in the format of `http.CONTENT_TYPE`."""
+    """Return the text of a scrape, in the format of `http.CONTENT_TYPE`."""
     return generate_latest(_Fixed(families(status, vllm_aliases=vllm_aliases)))
 
 
 class _Fixed(Collector):
-    """Families that are there already."""
+    """Families that exist already."""
 
     def __init__(self, metrics: Iterable[Metric]) -> None:
         self._metrics = metrics
 
     def collect(self) -> Iterable[Metric]:
-        """Return them."""
+        """Return the families."""
         return self._metrics
 
 
 def families(status: status_pb2.Status, *, vllm_aliases: bool = False) -> Iterator[Metric]:
-    """Yield every family; the `vllm:` names that routers look for too, where asked."""
+    """Yield every family and, if asked for, the `vllm:` names that routers look for."""
     for family in status.metrics:
         yield _count_points(family)
     yield from _of_process(status)
@@ -68,7 +68,7 @@ def _count_points(family: status_pb2.MetricFamily) -> Metric:
 
 
 def _add_histogram(metric: Metric, labels: Labels, histogram: status_pb2.Histogram) -> None:
-    """Add buckets, each of which counts what lies in it and below, then count and sum."""
+    """Add cumulative buckets, then count and sum."""
     count = 0
     bounds = [*(repr(bound) for bound in histogram.bounds), "+Inf"]
     for bound, inside in zip(bounds, histogram.counts, strict=True):
@@ -147,7 +147,7 @@ _OF_WORKERS: tuple[tuple[str, str, Callable[[Worker], float]], ...] = (
 
 
 def _of_workers(workers: Iterable[Worker]) -> Iterator[Metric]:
-    """Yield what is known of each process: all of the living, the end of those that failed."""
+    """Yield the figures of each process: all those of live ones, the exit of failed ones."""
     by_identity = {(w.model_name, w.incarnation): w for w in workers}
     everyone = [({"model": name, "worker": number}, w) for (name, number), w in by_identity.items()]
     living = [(labels, w) for labels, w in everyone if not _has_ended(w)]
@@ -204,7 +204,7 @@ def _kv_use(worker: Worker) -> float:
 
 
 def _blocks(worker: Worker) -> Labels:
-    """A block is one token: rows are not paged, and this keeps blocks x size the true capacity."""
+    """A block is one token: rows are not paged, and blocks x size is then the true capacity."""
     size = {"block_size": "1", "num_gpu_blocks": str(worker.kv_tokens_capacity)}
     return {**_labels_of(worker), **size}
 
@@ -226,4 +226,4 @@ _ALIASES: tuple[tuple[str, str, Callable[[Worker], Labels], Callable[[Worker], f
     ("vllm:lora_requests_info", "Alias: there are no adapters; the worker's start time.",
      _adapters, lambda w: _seconds(w.start_time)),
 )  # fmt: skip
-"""Names of another server's, which routers ask every server for."""
+"""Names that routers expect of every server."""

@@ -1,9 +1,9 @@
 """The endpoint that Prometheus scrapes: GET /metrics over HTTP, and nothing else.
 
-One request a connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
-request and METRICS_TIMEOUT_S for all of it; a request beyond either is refused or dropped. The
-protection is the gRPC listener's: TLS, client certificates, the token or a key. A stranger learns
-nothing, not even whether a path exists.
+One request per connection, at most METRICS_CONNECTIONS_MAX connections, HEAD_BYTES_MAX bytes of a
+request and METRICS_TIMEOUT_S for all of it; a request beyond a limit is refused or dropped. It is
+protected like the gRPC listener: TLS, client certificates, the token or a key. Callers without
+access learn nothing, not even whether a path exists.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ HEAD_BYTES_MAX = 16 * config.KIB
 HEAD_LINES_MAX = 64
 METHODS = ("GET", "HEAD")
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-"""The one format: OpenMetrics knows no colon in a name, and routers ask for names that have one."""
+"""The only format: OpenMetrics allows no colon in a name, but routers ask for such names."""
 
 Scrape = Callable[[], Awaitable[bytes]]
 """Returns the text of a scrape, in the format of CONTENT_TYPE."""
@@ -37,7 +37,7 @@ _log = get_logger("metrics")
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """What is read of a request. Header names are in lower case."""
+    """The parts of a request that are used. Header names are in lower case."""
 
     method: str
     path: str
@@ -46,7 +46,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What is sent."""
+    """A response."""
 
     status: HTTPStatus
     body: bytes
@@ -55,15 +55,15 @@ class Answer:
 
     @classmethod
     def of(cls, status: HTTPStatus, *headers: tuple[str, str], text: str = "") -> Answer:
-        """Return a short answer in words."""
+        """Return a short answer in plain text."""
         return cls(status, f"{text or status.phrase.lower()}\n".encode(), headers=headers)
 
 
 def parse_head(head: bytes) -> Request:
-    """Return the request that a head, up to its empty line, states.
+    """Parse the head of a request, up to and including its empty line.
 
     Raises:
-        ValueError: it is not HTTP/1, or has too many lines, or a header twice.
+        ValueError: it is not HTTP/1, has too many lines, or two Authorization headers.
     """
     first, *lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     method, target, version = first.split(" ")
@@ -73,15 +73,15 @@ def parse_head(head: bytes) -> Request:
     for line in lines:
         name, colon, value = line.partition(":")
         if not colon or not name or name != name.strip():
-            raise ValueError("a header that is none")
+            raise ValueError("a malformed header")
         if name.lower() == "authorization" and name.lower() in headers:
-            raise ValueError("two authorizations")
+            raise ValueError("two Authorization headers")
         headers[name.lower()] = value.strip()
     return Request(method, target.partition("?")[0], headers)
 
 
 class _Endpoint:
-    """Answers one connection after the other."""
+    """Answers connections, each of them once."""
 
     def __init__(self, scrape: Scrape, security: ListenerSecurity, *, timeout_s: float) -> None:
         self._timeout_s = timeout_s
@@ -155,7 +155,7 @@ async def _send(writer: asyncio.StreamWriter, answer: Answer, *, body: bool = Tr
         "Connection: close",
         *(f"{name}: {value}" for name, value in answer.headers),
     ]
-    writer.transport.set_write_buffer_limits(high=0)  # so that `drain` waits until all is sent
+    writer.transport.set_write_buffer_limits(high=0)  # makes `drain` wait until all is sent
     writer.write("\r\n".join([*head, "", ""]).encode("latin-1") + (answer.body if body else b""))
     await writer.drain()
 
@@ -171,10 +171,10 @@ async def serving_metrics(
 ) -> AsyncIterator[str]:
     """Serve what `scrape` returns around the body; yields HOST:PORT with the port in use.
 
-    timeout_s: for all of one request, from the connection to the last byte.
+    timeout_s: for one whole request, from the connection to the last byte.
 
     Raises:
-        InvalidRequest: `address` is not HOST:PORT, is taken, or can be reached by others while
+        InvalidRequest: `address` is not HOST:PORT, is in use, or can be reached by others although
             neither `security` nor `anywhere` allows that.
     """
     parsed = parse_address(address)

@@ -1,1 +1,1 @@
-"""Getting models from a hub into its cache on this machine; needs no controller that runs."""
+"""Downloads models from a hub into its cache on this machine; needs no running controller."""

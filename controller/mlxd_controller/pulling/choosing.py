@@ -1,7 +1,7 @@
 """Which files of a repository a model needs. Pure.
 
-What would run code when it is read, such as a pickle, is never chosen, even on request: by a
-pattern, or by the repository's own index.
+Formats that can run code when read, such as pickles, are never chosen, even if a pattern or the
+repository's own index asks for them.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
 
 FILES_MAX = 100_000
 TEXTS = ("*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
-"""At the top of a repository: configuration, tokenizer, templates."""
+"""At the top level: configuration, tokenizer, templates."""
 TEXTS_BELOW = ("additional_chat_templates/*.jinja", "1_Pooling/config.json")
-"""In folders of it: further templates, and how texts become vectors."""
+"""In subfolders: further templates, and how texts become vectors."""
 
 _PICKLES = (OTHER_WEIGHTS - {".gguf"}) | {".dill", ".joblib", ".npy", ".pyc"}
 _WEIGHTS = ".safetensors"
@@ -28,7 +28,7 @@ _WEIGHTS = ".safetensors"
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file of a repository; its size and the hash of its content where the server tells."""
+    """One file of a repository; its size and the hash of its content if the server reports them."""
 
     name: str
     nbytes: int = 0
@@ -36,13 +36,13 @@ class RemoteFile:
 
 
 def check_names(files: Sequence[RemoteFile]) -> None:
-    """Refuse a repository whose names are not all below it.
+    """Refuse a repository with names that lead out of it, or with too many.
 
     Raises:
-        InvalidModel: names the first one.
+        InvalidModel: names the first such file.
     """
     if len(files) > FILES_MAX:
-        raise InvalidModel(f"{len(files)} files, at most {FILES_MAX} are looked at")
+        raise InvalidModel(f"{len(files)} files, at most {FILES_MAX} are accepted")
     for file in files:
         parts = PurePosixPath(file.name).parts
         odd = "\\" in file.name or not file.name.isprintable() or file.name.startswith("/")
@@ -53,13 +53,13 @@ def check_names(files: Sequence[RemoteFile]) -> None:
 def choose_needed(
     files: Sequence[RemoteFile], *, index: Mapping[str, Any] | None, include: Collection[str] = ()
 ) -> tuple[RemoteFile, ...]:
-    """Return what a model needs, and what patterns of `include` add, by name.
+    """Return the files that a model needs, and those matching `include`, sorted by name.
 
     index: the content of the repository's index of shards, if it has one.
 
     Raises:
-        InvalidModel: it has no weights that could be served; names what it has.
-        InvalidRequest: a pattern asks for pickles.
+        InvalidModel: it has no weights that could be served; names those it has.
+        InvalidRequest: a pattern matches pickles.
     """
     by_name = {file.name: file for file in files}
     wanted = set(_weights(by_name, index))
@@ -70,14 +70,14 @@ def choose_needed(
         more = {name for name in by_name if fnmatchcase(name, pattern)}
         pickles = sorted(filter(is_pickle, more))
         if pickles:
-            problem = f"{pattern!r} asks for {pickles[0]}, which can run code when it is read"
+            problem = f"{pattern!r} matches {pickles[0]}, which can run code when it is read"
             raise InvalidRequest.of("include", problem)
         wanted |= more
     return tuple(by_name[name] for name in sorted(wanted))
 
 
 def is_pickle(name: str) -> bool:
-    """Return whether a file is of a format that can run code, or is for another library alone."""
+    """Return whether a format can run code when read, or is for another library alone."""
     return PurePosixPath(name).suffix.lower() in _PICKLES
 
 
@@ -93,7 +93,7 @@ def _weights(by_name: Mapping[str, RemoteFile], index: Mapping[str, Any] | None)
     if not others:
         raise InvalidModel("the repository has no weights")
     kind = "a pickle, which can run code when it is read" if is_pickle(others[0]) else "GGUF"
-    raise InvalidModel(f"{kind}; mlxd takes safetensors alone, and there are none", file=others[0])
+    raise InvalidModel(f"{kind}; mlxd needs safetensors, and there are none", file=others[0])
 
 
 def _shards(by_name: Mapping[str, RemoteFile], index: Mapping[str, Any]) -> Collection[str]:
@@ -102,7 +102,7 @@ def _shards(by_name: Mapping[str, RemoteFile], index: Mapping[str, Any]) -> Coll
         raise InvalidModel("names no shards", file=INDEX_FILE, field="weight_map")
     for name, shard in placed.items():
         if not isinstance(shard, str) or "/" in shard or not shard.endswith(_WEIGHTS):
-            problem = f"{shard!r:.80} is no file of safetensors beside the index"
+            problem = f"{shard!r:.80} is not a safetensors file beside the index"
             raise InvalidModel(problem, file=INDEX_FILE, field=name)
         if shard not in by_name:
             raise InvalidModel(f"its shard {shard!r:.80} is missing", file=INDEX_FILE, field=name)

@@ -1,10 +1,10 @@
-"""Pulling through huggingface_hub: its cache, its tokens, its layout; and files that go on.
+"""Pulling through huggingface_hub: its cache, its tokens, its layout; and downloads that resume.
 
-The library begins a file anew in each process. So a file that its server offers as plain bytes is
-fetched here into the cache, from where the last attempt ended, and is the library's from then on.
+The library restarts a file in each process. So a file that its server offers as plain bytes is
+downloaded here into the cache, from where the last attempt ended, in the library's own layout.
 
-A file counts once its bytes have the hash that the server gave before. A revision's name leads to a
-snapshot only when all of this pull is there, so that no reader of the cache meets half a model.
+A file counts once its bytes have the hash that the server announced. A revision's name leads to a
+snapshot only once all of this pull is there, so that no reader of the cache finds half a model.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HASHED_BYTES = 1 << 20
 
 Report = Callable[[str, int, int], None]
-"""Called with (what is going on, bytes that are here, bytes in all)."""
+"""Called with (what is being done, bytes present, bytes in total)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be pulled, and where to."""
+    """What to pull, and where to."""
 
     repository: str
     revision: str
@@ -50,7 +50,7 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Pulled:
-    """What is here now."""
+    """The result of a pull."""
 
     repository: str
     revision: str
@@ -61,23 +61,23 @@ class Pulled:
 
 
 def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
-    """Have the files of a revision in the cache and return where; blocks until they are.
+    """Download a revision into the cache and return where it is; blocks until then.
 
     Raises:
         PullFailed: the hub refuses or does not answer, or the disk is full.
-        InvalidModel: the repository is no model that could be served; names the file.
-        InvalidRequest: `include` asks for what is never taken.
+        InvalidModel: the repository is not a model that could be served; names the file.
+        InvalidRequest: `include` matches files that are never taken.
     """
     report("looking", 0, 0)
     commit, files = hub.listing(wanted.repository, wanted.revision)
     if not _COMMIT.fullmatch(commit):
-        raise PullFailed(f"the hub calls {wanted.revision!r} {commit!r:.80}, which is no commit")
+        raise PullFailed(f"the hub says {wanted.revision!r} is {commit!r:.80}, not a commit")
     check_names(files)
     one = _Pull(hub, wanted, commit, report)
     try:
         chosen = choose_needed(files, index=one.index(files), include=wanted.include)
         one.check_room(chosen)
-        # Weights last: what has none yet is taken for no model.
+        # Weights last: a folder without weights does not count as a model yet.
         for file in sorted(chosen, key=lambda f: (f.name.endswith(".safetensors"), f.name)):
             one.fetch(file)
         one.publish()
@@ -88,7 +88,7 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
 
 
 class _Pull:
-    """One pull under way."""
+    """A pull in progress."""
 
     def __init__(self, hub: Hub, wanted: Wanted, commit: str, report: Report) -> None:
         self._hub = hub
@@ -103,7 +103,7 @@ class _Pull:
         self._here = 0
 
     def index(self, files: Collection[RemoteFile]) -> dict[str, Any] | None:
-        """Return the index of shards, pulled first: it names the weights."""
+        """Return the index of shards, pulled first because it names the weights."""
         file = next((file for file in files if file.name == INDEX_FILE), None)
         if file is None:
             return None
@@ -114,7 +114,7 @@ class _Pull:
         return parse_json_object(raw or b"", file=INDEX_FILE)
 
     def check_room(self, chosen: Collection[RemoteFile]) -> None:
-        """Refuse what the disk cannot hold, before it is full."""
+        """Refuse what the disk cannot hold before it is full."""
         self._total, self._here = sum(file.nbytes for file in chosen), 0
         missing = sum(map(self._missing_nbytes, chosen))
         free = shutil.disk_usage(_existing_parent(self._folder)).free
@@ -125,7 +125,7 @@ class _Pull:
             )
 
     def fetch(self, file: RemoteFile) -> None:
-        """Have one file in the snapshot."""
+        """Ensure that a file is in the snapshot."""
         before, path = self._here, self.snapshot / file.name
         if not _is_whole(path, file.nbytes):
             self._hub.reporting = lambda nbytes: self._count_bytes(file.name, nbytes)
@@ -142,7 +142,7 @@ class _Pull:
         self._report(file.name, self._here, self._total)
 
     def publish(self) -> None:
-        """Let the revision's name lead to the snapshot."""
+        """Make the revision's name lead to the snapshot."""
         revision = self._wanted.revision
         if revision == self._commit:
             return
@@ -157,7 +157,7 @@ class _Pull:
         self._report(name, self._here, self._total)
 
     def _missing_nbytes(self, file: RemoteFile) -> int:
-        """Return how much of a file has to come, by what is known before it is asked for."""
+        """Return how much of a file is missing, by what is known before it is requested."""
         blob = self._blobs / file.content if file.content else self.snapshot / file.name
         if any(_is_whole(path, file.nbytes) for path in (self.snapshot / file.name, blob)):
             return 0
@@ -166,7 +166,7 @@ class _Pull:
         return max(0, file.nbytes - begun)
 
     def _fetch_plain(self, file: RemoteFile, part: RemotePart, blob: Path) -> None:
-        """Have a file's bytes among the blobs."""
+        """Ensure that a file's bytes are among the blobs."""
         if _is_whole(blob, part.nbytes or file.nbytes):
             return
         blob.parent.mkdir(parents=True, exist_ok=True)
@@ -182,7 +182,7 @@ class _Pull:
             os.fsync(stream.fileno())
             if _hash_of(stream, part.etag) != part.etag:
                 unfinished.unlink()
-                raise PullFailed(f"{file.name} came damaged and is dropped; pull again")
+                raise PullFailed(f"{file.name} arrived damaged and was dropped; pull again")
             unfinished.replace(blob)
 
 
@@ -191,7 +191,7 @@ def _unfinished_path(blob: Path) -> Path:
 
 
 def _is_whole(path: Path, nbytes: int) -> bool:
-    """Return whether there is a file, of a length if that is known; links are followed."""
+    """Return whether there is a file, of this length if that is known; links are followed."""
     try:
         status = path.stat()
     except (FileNotFoundError, NotADirectoryError):
@@ -200,29 +200,29 @@ def _is_whole(path: Path, nbytes: int) -> bool:
 
 
 def _link(path: Path, blob: Path) -> None:
-    """Let a snapshot's file be its blob, or a copy where a file system has no links."""
+    """Make a snapshot's file a link to its blob, or a copy if the file system has no links."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)
     try:
         path.symlink_to(os.path.relpath(blob, path.parent))
-    except FileExistsError:  # by another pull
+    except FileExistsError:  # made by another pull
         return
     except OSError:
         shutil.copyfile(blob, path)
 
 
 def _drop_damaged(path: Path, blob: Path) -> None:
-    """Let go of a file that is not whole: the library takes what is there for what it should be."""
+    """Remove a file that is not whole: the library would take it as it is."""
     if path.exists():
         blob.unlink(missing_ok=True)
     path.unlink(missing_ok=True)
 
 
 def _lock(stream: BinaryIO, path: Path, name: str) -> None:
-    """Keep other pulls from a file that is being fetched.
+    """Lock a file that is being downloaded.
 
     Raises:
-        PullFailed: one has it, or had it a moment ago: then it is no longer unfinished.
+        PullFailed: another pull has it, or has just completed it.
     """
     try:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -233,7 +233,7 @@ def _lock(stream: BinaryIO, path: Path, name: str) -> None:
 
 
 def _hash_of(stream: BinaryIO, etag: str) -> str:
-    """Return the hash that a file's name should be: sha256, or that of git for small files."""
+    """Return the hash that a file should be named by: sha256, or git's for small files."""
     nbytes = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     hasher = hashlib.sha256()

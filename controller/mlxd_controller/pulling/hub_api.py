@@ -1,7 +1,7 @@
-"""All that is asked of huggingface_hub, which only the extra `hub` installs.
+"""All use of huggingface_hub, which only the extra `hub` installs.
 
-It is imported when it is used, so that the base install works without it. Its errors end here: each
-becomes a PullFailed in our own words, with what helps.
+It is imported on use, so that the base install works without it. Its errors end here: each becomes
+a PullFailed with a message of our own that says what helps.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _TRANSPORTS = frozenset({"httpcore", "httpcore2", "httpx", "httpx2"})
 
 
 class Reason(enum.Enum):
-    """What kind of trouble it is."""
+    """The kind of failure."""
 
     NOT_FOUND = enum.auto()
     NO_ANSWER = enum.auto()
@@ -37,7 +37,7 @@ class Reason(enum.Enum):
 
 
 class PullFailed(Exception):
-    """A pull that did not come to its end; what has come by then stays for the next one."""
+    """A pull that failed; what has arrived stays for the next one."""
 
     def __init__(self, message: str, reason: Reason = Reason.OTHER) -> None:
         super().__init__(message)
@@ -46,9 +46,9 @@ class PullFailed(Exception):
 
 @dataclass(frozen=True, slots=True)
 class RemotePart:
-    """Where a file's bytes are. `plain`: they can be asked for from any byte on.
+    """Where a file's bytes are. `plain`: they can be requested from any byte on.
 
-    The address may contain credentials: errors show the name alone.
+    The URL may contain credentials: errors show only the name.
     """
 
     name: str
@@ -59,10 +59,10 @@ class RemotePart:
 
 
 class Hub:
-    """A hub: an endpoint, and who asks. Used by one thread."""
+    """A hub: an endpoint and a token. Used by one thread."""
 
     def __init__(self, *, endpoint: str | None = None, token: str | None = None) -> None:
-        """Take what the environment of the library does not say; nothing is asked yet.
+        """Override the library's environment; nothing is requested yet.
 
         Raises:
             PullFailed: the library is not installed.
@@ -72,7 +72,7 @@ class Hub:
         self._endpoint = None if endpoint is None else endpoint.rstrip("/")
         self._token = token
         self.reporting: Callable[[int], None] = lambda _: None
-        """Called with how many bytes have come after its last call."""
+        """Called with the number of bytes that have arrived since its last call."""
 
     def listing(self, repository: str, revision: str) -> tuple[str, list[RemoteFile]]:
         """Return a revision's commit and files."""
@@ -95,12 +95,12 @@ class Hub:
             )
             etag = metadata.etag or ""
             if not _HASH.fullmatch(etag):
-                raise PullFailed(f"the hub calls {name} {etag!r:.80}, which is no hash")
+                raise PullFailed(f"the hub says the hash of {name} is {etag!r:.80}, not a hash")
             plain = metadata.xet_file_data is None
             return RemotePart(name, metadata.location, etag, metadata.size, plain=plain)
 
     def download(self, part: RemotePart, stream: BinaryIO, begun_nbytes: int) -> None:
-        """Append what is missing of a file to `stream`, which has so many bytes of it."""
+        """Append what is missing of a file to `stream`, which has its first bytes."""
         from huggingface_hub.file_download import http_get  # noqa: PLC0415
         from huggingface_hub.utils._headers import build_hf_headers  # noqa: PLC0415
 
@@ -115,7 +115,7 @@ class Hub:
             )
 
     def place(self, repository: str, name: str, commit: str, cache: Path) -> None:
-        """Have a file of Xet storage in the commit's snapshot; its bytes are fetched if need be."""
+        """Put a file of Xet storage into the commit's snapshot, downloading it if need be."""
         from huggingface_hub import hf_hub_download  # noqa: PLC0415
 
         with _in_our_words(repository, commit):
@@ -130,13 +130,13 @@ class Hub:
             )
 
     def _ours(self, url: str) -> bool:
-        """Return whether a place is the hub's own, which alone is told the token."""
+        """Return whether a URL is the hub's own, the only one to receive the token."""
         from huggingface_hub.constants import ENDPOINT  # noqa: PLC0415
 
         return url.startswith(f"{self._endpoint or ENDPOINT}/")
 
     def _counter(self) -> Any:  # noqa: ANN401 - a class of a library without types
-        """Return a progress bar's class that shows nothing and tells `reporting`."""
+        """Return the class of an invisible progress bar that reports to `reporting`."""
         from tqdm import tqdm  # noqa: PLC0415
 
         reporting = self.reporting
@@ -149,19 +149,19 @@ class Hub:
                 super().__init__(*arguments, **{**options, "disable": True})
 
             def update(self, n: float | None = 1) -> None:
-                """Pass on how many bytes have come."""
+                """Report how many bytes have arrived."""
                 reporting(int(n or 0))
 
             def update_transfer(self, n: float) -> None:
-                """Pass over what Xet storage sends: what becomes of it is counted."""
+                """Ignore what Xet storage transfers: only the resulting bytes count."""
 
         return Counter
 
 
 def _remote_file(sibling: Any) -> RemoteFile:  # noqa: ANN401 - of a library that checks nothing
-    """Return a file of a listing; what it says of it is used only where it is what it should be."""
+    """Return a file of a listing; size and hash are used only if valid."""
     if not isinstance(sibling.rfilename, str):
-        raise PullFailed(f"the hub calls a file {sibling.rfilename!r:.80}, which is no name")
+        raise PullFailed(f"the hub lists a file {sibling.rfilename!r:.80}, which is not a name")
     nbytes = sibling.size if type(sibling.size) is int and sibling.size > 0 else 0
     content = sibling.blob_id if sibling.lfs is None else sibling.lfs.sha256
     known = isinstance(content, str) and _HASH.fullmatch(content)
@@ -191,7 +191,7 @@ def _in_our_words(repository: str, revision: str) -> Iterator[None]:
 
 
 def _known_errors(repository: str, revision: str) -> list[tuple[type[Exception], str, Reason]]:
-    """Return what the library's errors mean; a special one comes before its kind."""
+    """Return the library's errors and our messages; subclasses come first."""
     from huggingface_hub import errors as e  # noqa: PLC0415
 
     gated = f"{repository} is gated: accept its terms on the hub, then {_SIGN_IN}"
@@ -200,25 +200,25 @@ def _known_errors(repository: str, revision: str) -> list[tuple[type[Exception],
         (e.GatedRepoError, gated, Reason.OTHER),
         (e.RevisionNotFoundError, f"{repository} has no revision {revision!r}", Reason.NOT_FOUND),
         (e.RepositoryNotFoundError, unknown, Reason.NOT_FOUND),
-        (e.EntryNotFoundError, f"a file of {repository} has gone from the hub", Reason.NOT_FOUND),
+        (e.EntryNotFoundError, f"the hub no longer has a file of {repository}", Reason.NOT_FOUND),
         (e.HFValidationError, f"{repository!r} is not ORG/NAME", Reason.NOT_FOUND),
-        (e.OfflineModeIsEnabled, "HF_HUB_OFFLINE forbids asking the hub", Reason.NO_ANSWER),
+        (e.OfflineModeIsEnabled, "HF_HUB_OFFLINE forbids access to the hub", Reason.NO_ANSWER),
     ]
 
 
 def _refusal(error: HfHubHTTPError, subject: str) -> PullFailed:
     status = error.response.status_code
     if status in (401, 403):
-        return PullFailed(f"the hub refuses {subject} to you ({status}): {_SIGN_IN}")
+        return PullFailed(f"the hub denies you access to {subject} ({status}): {_SIGN_IN}")
     if status == 404:
         return PullFailed(f"the hub has no {subject}", Reason.NOT_FOUND)
     return PullFailed(f"the hub answers {status} about {subject}", Reason.NO_ANSWER)
 
 
 def of_the_system(error: OSError) -> str:
-    """Return what the disk or the system says, for people."""
-    if error.errno is None:  # the library's own: of a length that is not what was told
-        return "a file did not come whole; pull again"
+    """Describe an error of the disk or the system for people."""
+    if error.errno is None:  # raised by the library for an unexpected length
+        return "a file arrived incomplete; pull again"
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; what has come stays for the next pull"
+        return "the disk is full; what has arrived stays for the next pull"
     return f"{error.filename or 'the download'}: {error.strerror or error}"

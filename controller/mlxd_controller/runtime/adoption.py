@@ -1,4 +1,4 @@
-"""Workers that this controller did not launch, as its runtime and its scheduler know them."""
+"""Takes over the workers of an earlier controller, and records what a later one must know."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from mlxd_shared.domain.requests import KVFormat
 def enrol(
     survivors: Iterable[Survivor], state: State, clock: Clock, *, local: bool = True
 ) -> Iterator[tuple[Worker, Adopted]]:
-    """Yield each worker as the runtime keeps it, and what the scheduler is to be told of it.
+    """Yield each worker as the runtime keeps it, with the event that tells the scheduler about it.
 
-    Those first who are to stay where there is no room for all: pinned models, then by priority,
-    then whose loading took longest. local: whether they are processes of this machine.
+    The order decides who stays if there is no room for all: pinned models first, then by priority,
+    then by the time the load took. local: whether they are processes of this machine.
     """
 
     def rank(survivor: Survivor) -> tuple[bool, int, float, str]:
@@ -29,7 +29,7 @@ def enrol(
         return (not spec.pinned, -(spec.priority or 0), -survivor.holding.load_s, survivor.ref.name)
 
     for number, survivor in enumerate(sorted(survivors, key=rank), start=state.next_worker):
-        # The scheduler has one on an unknown device ended: its plan is for the record alone.
+        # The scheduler stops a worker on an unknown device: its plan only completes the record.
         stand_in = replace(state.devices[0], name=survivor.device)
         device = state.device_named(survivor.device) or stand_in
         worker, event = _enrol(survivor, number, device, clock)
@@ -77,23 +77,22 @@ def _enrol(survivor: Survivor, number: int, device: Device, clock: Clock) -> tup
 def leave_word(
     worker: Worker | None, former: Model | None, model: Model, *, keep_alive_s: float
 ) -> None:
-    """Have the model's worker remember what it holds, where that is no longer what it was."""
+    """Have the worker's record updated if what a later controller must know has changed."""
     if worker is None or worker.process is None:
         return
-    if former is None or _describe_change(former) != _describe_change(model):
+    if former is None or _entry_of(former) != _entry_of(model):
         worker.process.remember(holding_of(model, keep_alive_s=keep_alive_s))
 
 
-def _describe_change(model: Model) -> tuple[object, ...]:
-    """Return what word is left of; most changes of a model are others."""
+def _entry_of(model: Model) -> tuple[object, ...]:
     ready = isinstance(model.phase, Ready)
     return (ready, model.worker, model.spec, model.pinned, model.keep_alive_s, model.load_s)
 
 
 def holding_of(model: Model, *, keep_alive_s: float) -> Holding | None:
-    """Return what a later controller must know of a model's worker; None: not to be taken over.
+    """Return what a later controller must know of a model's worker; None if it cannot be adopted.
 
-    keep_alive_s: this controller's default, which is not written down: the later one has its own.
+    keep_alive_s: this controller's default. It is not recorded: the later controller has its own.
     """
     if not isinstance(model.phase, Ready):
         return None

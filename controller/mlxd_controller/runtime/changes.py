@@ -1,7 +1,7 @@
-"""News of models for those who watch: bounded, in order, never blocking the runtime.
+"""Changes of models for watchers: bounded, in order, never blocking the runtime.
 
-A reader sees every phase that a model goes through, in order. Within one phase only the latest news
-is kept for a slow reader; one that falls WATCH_QUEUE_MAX changes behind is told so with QueueFull.
+A reader sees every phase that a model goes through, in order. Within one phase a slow reader gets
+only the latest change; one that falls WATCH_QUEUE_MAX changes behind gets QueueFull.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Subscription:
         self._overflowed = False
 
     def offer(self, model: Model) -> None:
-        """Add a change; for the hub."""
+        """Add a change, unless it is another model's."""
         if self._digest not in (None, model.digest):
             return
         same = [i for i, other in enumerate(self._pending) if other.digest == model.digest]
@@ -63,17 +63,17 @@ class Subscription:
 
 
 class Changes:
-    """Where the runtime tells what changed. One owner: the event loop's thread."""
+    """Publishes changes to all subscriptions. One owner: the event loop's thread."""
 
     def __init__(self) -> None:
         self._subscriptions: set[Subscription] = set()
 
     @contextmanager
     def subscribe(self, digest: str | None = None) -> Iterator[Subscription]:
-        """Hear of every change from now on, of one model or of all.
+        """Receive every change from now on, of one model or of all.
 
         Raises:
-            QueueFull: WATCHERS_MAX hear already.
+            QueueFull: there are WATCHERS_MAX subscriptions already.
         """
         if len(self._subscriptions) >= config.WATCHERS_MAX:
             raise QueueFull("watchers", config.WATCHERS_MAX)
@@ -85,14 +85,14 @@ class Changes:
             self._subscriptions.discard(subscription)
 
     def publish(self, before: Model | None, after: Model) -> None:
-        """Tell of `after`, if what watchers see of it differs from `before`."""
+        """Publish `after` if watchers can see how it differs from `before`."""
         if before is None or _visible(before) != _visible(after):
             for subscription in self._subscriptions:
                 subscription.offer(after)
 
 
 def _visible(model: Model) -> tuple[object, ...]:
-    """Leases and times of use change with every request; they are not news."""
+    """Return what watchers see: leases and times of use change with every request."""
     phase = model.phase
     progress = phase.progress if isinstance(phase, Loading) else None
     return (
@@ -102,7 +102,7 @@ def _visible(model: Model) -> tuple[object, ...]:
 
 
 def same_but_measured(former: Model | None, model: Model) -> bool:
-    """Return whether nothing that anybody watches has changed: only what a model takes."""
+    """Return whether only the measured memory has changed, which nobody watches."""
     if former is None or former.measured is model.measured:
         return False
     if not isinstance(former.phase, Ready) or not isinstance(model.phase, Ready):

@@ -1,7 +1,7 @@
-"""What the scheduler wants done and what takes time: loads, ends and orders, each in a task.
+"""What the scheduler orders and takes time: loads, stops and shrinks, each in a task of its own.
 
-Each task tells of its outcome with one event at its end, also when it fails; a load that is being
-stopped says nothing: the end of the worker tells of it.
+Each task posts one event with its outcome, even on failure. A load that is being stopped posts
+nothing: the event for the end of its worker covers it.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _log = get_logger("errands")
 
 
 class Errands:
-    """Runs what was decided about workers, in the task group of the runtime, its one owner."""
+    """Carries out orders about workers, in the task group of the runtime, its one owner."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class Errands:
         self._identity = os.urandom(4).hex()
 
     def load(self, action: StartLoad) -> None:
-        """Begin a load; Progressed events, then Ready and, some day, WorkerDied; or LoadFailed."""
+        """Start a load: posts Progressed, then Ready and eventually WorkerDied; or LoadFailed."""
         worker = Worker(
             number=action.worker,
             digest=action.digest,
@@ -75,7 +75,7 @@ class Errands:
         worker.loading = self._tasks.create_task(self._load(worker, action))
 
     def learn(self) -> None:
-        """Tell what ready workers are newly known to take."""
+        """Post what is newly known of the memory that ready workers take."""
         for number, figures in self._workers.news():
             self._post(ev.Measured(number, figures))
 
@@ -109,7 +109,7 @@ class Errands:
             self._metrics.load_seconds.observe(seconds, model=worker.name, outcome=outcome)
 
     async def watch(self, worker: Worker) -> None:
-        """Wait for the end of a worker that is ready; WorkerDied unless it is being stopped."""
+        """Wait for the end of a ready worker; post WorkerDied unless it is being stopped."""
         assert worker.process is not None
         code = await worker.process.wait_exited()
         if worker.stopping:
@@ -120,7 +120,7 @@ class Errands:
         self._post(ev.WorkerDied(worker.number, error))
 
     async def stop(self, worker: Worker, reason: StopReason) -> None:
-        """End a worker; Unloaded when it has gone."""
+        """Stop a worker; post Unloaded once it has ended."""
         self._metrics.evictions.add(model=worker.name, reason=reason.value)
         if worker.ready_s is not None:
             age_s = self._ports.clock.now_s() - worker.ready_s
@@ -130,7 +130,7 @@ class Errands:
         self._post(ev.Unloaded(worker.number))
 
     async def shrink(self, worker: Worker, target_bytes: int) -> None:
-        """Have a worker give memory back; Shrunk when it has answered, or not in time."""
+        """Ask a worker to release memory; post Shrunk on its answer or timeout."""
         assert worker.link is not None, worker.number
         before_bytes = after_bytes = 0
         try:

@@ -1,7 +1,7 @@
-"""The last lines of a worker's output: bounded, numbered, awaited by those who follow them.
+"""The last lines of a worker's output: bounded, numbered, awaited by readers that follow them.
 
-One owner writes; readers of any pace hold it up by nothing. Lines are numbered from 0, and a reader
-that is too slow learns how many it has missed.
+There is one writer, which no reader can block. Lines are numbered from 0; a reader that falls
+behind learns how many it has missed.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from mlxd_shared import config
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Lines from one number on; `end` is the number after the last of them."""
+    """A run of lines; `end` is the number after the last of them."""
 
     lines: tuple[str, ...]
     end: int
     missed: int
-    """How many lines before the first one were dropped unread."""
+    """How many lines before the first one were dropped before they could be read."""
 
 
 class KeptLines:
-    """At most LINES_KEPT_MAX lines of LINES_KEPT_BYTES_MAX in all."""
+    """At most LINES_KEPT_MAX lines, of at most LINES_KEPT_BYTES_MAX in total."""
 
     def __init__(self) -> None:
         self._lines: deque[str] = deque()
@@ -45,7 +45,7 @@ class KeptLines:
         return self._end - len(self._lines)
 
     def add(self, line: str) -> None:
-        """Keep a line, and drop the oldest ones that it leaves no room for."""
+        """Keep a line, and drop the oldest ones that no longer fit."""
         self._lines.append(line)
         self._nbytes += len(line.encode())
         self._end += 1
@@ -64,7 +64,7 @@ class KeptLines:
         return tuple(islice(self._lines, max(len(self._lines) - count, 0), None))
 
     def read(self, begin: int, *, end: int, nbytes_max: int) -> Piece:
-        """Return lines from `begin` on, before `end`, at least one if it is there."""
+        """Return lines from `begin` on, before `end`; at least one if there is one."""
         first = max(begin, self.begin)
         lines: list[str] = []
         nbytes = 0

@@ -1,8 +1,8 @@
-"""The life of one worker at the edge: launch and load it, and end it. Tells failures apart.
+"""The life of one worker at the edge: launch, load, end. Tells the kinds of failure apart.
 
 Invariants:
-- load_worker() either leaves a worker that is ready, or none at all; also when it is cancelled.
-- No wait is without a bound: launching, each step of the progress, the shutdown.
+- load_worker() leaves either a ready worker or none at all, even when it is cancelled.
+- Every wait has a limit: launching, each step of the progress, the shutdown.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ async def load_worker(
     stall_timeout_s: float,
     on_progress: Callable[[LoadProgress], None],
 ) -> None:
-    """Launch the process, load the model, and note its first figures on `worker`.
+    """Launch the process, load the model, and record its first figures on `worker`.
 
     Raises:
-        WorkerExited, WorkerTimedOut, WorkerStartFailed, BackendProblem: no worker.
-        MlxdError: what the worker has against the model.
+        WorkerExited, WorkerTimedOut, WorkerStartFailed, BackendProblem: there is no worker.
+        MlxdError: the worker refused the model.
     """
     try:
         process = await ports.launcher.launch(
@@ -50,7 +50,7 @@ async def load_worker(
         worker.failed_start = error
         raise
     worker.process = process
-    worker.incarnation = process.incarnation  # a worker that others started has its own
+    worker.incarnation = process.incarnation  # a worker started by others has its own
     try:
         worker.link = link = ports.connect(
             address=process.address,
@@ -62,9 +62,7 @@ async def load_worker(
         status = await link.status(timeout_s=FIRST_STATUS_TIMEOUT_S)
         worker.note_status(status, ports.clock.now_s())
     except BaseException as error:
-        reason = error
-        if isinstance(error, RemoteError):
-            reason = await _explain(error, worker)
+        reason = await _explain(error, worker) if isinstance(error, RemoteError) else error
         if worker.link is not None:
             await worker.link.close()
         await process.close()
@@ -80,7 +78,7 @@ async def _follow(
     stall_timeout_s: float,
     on_progress: Callable[[LoadProgress], None],
 ) -> None:
-    """Order the plan's choices, and the defaults that were fixed, and pass the progress on."""
+    """Order the plan's choices, with the defaults fixed at load, and pass the progress on."""
     spec = LoadSpec(
         context_length=action.plan.context_length,
         rows_max=action.plan.rows_max,
@@ -105,7 +103,7 @@ async def _follow(
 
 
 async def _explain(error: RemoteError, worker: Worker) -> MlxdError:
-    """Return why the link broke: the process's end, if that comes."""
+    """Return why the link broke: the end of the process, if it comes soon."""
     await worker.wait_ended(wait_s=config.EOF_GRACE_S)
     if worker.exit_code is not None:
         return WorkerExited(worker.name, worker.last_lines(), worker.exit_code)
@@ -113,7 +111,7 @@ async def _explain(error: RemoteError, worker: Worker) -> MlxdError:
 
 
 async def end_worker(worker: Worker) -> None:
-    """End a worker whatever it is doing: ask it, then interrupt, then kill. Leaves no process."""
+    """End a worker in any state: ask it, then interrupt, then kill. No process is left."""
     worker.stopping = True
     if worker.loading is not None and not worker.loading.done():
         worker.loading.cancel()
@@ -124,9 +122,8 @@ async def end_worker(worker: Worker) -> None:
                 await worker.link.shutdown(timeout_s=SHUTDOWN_TIMEOUT_S)
                 await worker.wait_ended(wait_s=config.WORKER_INTERRUPT_GRACE_S)
             except MlxdError as error:
-                _log.warning(
-                    "worker did not take the shutdown", model=worker.name, reason=str(error)
-                )
+                reason = error.describe()
+                _log.warning("worker refused the shutdown", model=worker.name, reason=reason)
         await worker.link.close()
     if worker.process is not None:
         await worker.process.close()

@@ -1,9 +1,10 @@
-"""When memory is measured for the scheduler, and what of it the scheduler is told.
+"""When memory is measured for the scheduler, and what the scheduler is told of it.
 
 Invariants:
-- Whatever begins a load, or follows the end of a worker, is decided on by a measurement of its own.
-  Others make do with one that is RECENT_S old: it reads a dozen small files while nobody is served.
-- Where the system lets none of them be opened, what was measured last holds on.
+- An event that begins a load, or follows the end of a worker, is decided with a fresh measurement.
+  Other events may use one up to RECENT_S old: measuring reads a dozen small files while nobody is
+  served.
+- If none of those files can be opened, the last measurement stays in force.
 """
 
 from __future__ import annotations
@@ -19,15 +20,15 @@ from mlxd_models.fit.plan import Device
 from mlxd_shared.ops.logs import get_logger
 
 RECENT_S = 0.1
-"""How old a measurement may be that shows the memory, or that decides on nothing but waiting."""
+"""How old a measurement may be that is only shown, or that decides on waiting alone."""
+_MOVES_MEMORY = (ev.Adopted, ev.Ready, ev.Shrunk, ev.Unloaded, ev.LoadFailed, ev.WorkerDied)
 _log = get_logger("memory")
 
 
 class Measuring:
-    """What the devices had when they were last looked at. One owner: the runtime."""
+    """The last measurement of the devices. One owner: the runtime."""
 
     def __init__(self, probe: DeviceProbe, workers: Workers, clock: Clock) -> None:
-        """Have measured nothing yet."""
         self._probe = probe
         self._workers = workers
         self._clock = clock
@@ -35,7 +36,7 @@ class Measuring:
         self._devices: tuple[Device, ...] = ()
 
     def now(self) -> ev.MemoryRead:
-        """Return what the devices have now, and what workers last said that they hold."""
+        """Measure the devices now; return that with what workers last reported to hold."""
         try:
             self._devices = self._probe.read(self._workers.pids())
         except OSError as error:
@@ -46,11 +47,11 @@ class Measuring:
         return ev.MemoryRead(self._devices, self._workers.arrays(), self._workers.prefix_reloads())
 
     def recent(self) -> tuple[Device, ...] | None:
-        """Return what the devices had a moment ago; None where they were not looked at."""
+        """Return the last measurement if it is recent, else None."""
         return self._devices if self._clock.now_s() - self._read_s < RECENT_S else None
 
     def due(self, state: State, event: ev.Event) -> bool:
-        """Return whether memory is to be measured before `event` is decided on."""
+        """Return whether memory must be measured before `event` is decided."""
         if _begins_or_ends(state, event):
             return True
         if isinstance(event, ev.MemoryRead | ev.Progressed):
@@ -60,14 +61,8 @@ class Measuring:
 
 
 def _begins_or_ends(state: State, event: ev.Event) -> bool:
-    """Return whether `event` may begin a load, or has memory given back."""
-    match event:
-        case ev.Arrived() | ev.LoadAsked():
-            model = state.models.get(event.digest)
-            return model is None or isinstance(model.phase, Cold)
-        case ev.Adopted() | ev.Ready() | ev.Shrunk():
-            return True
-        case ev.Unloaded() | ev.LoadFailed() | ev.WorkerDied():
-            return True
-        case _:
-            return False
+    """Return whether `event` may begin a load, or follows a release of memory."""
+    if isinstance(event, ev.Arrived | ev.LoadAsked):
+        model = state.models.get(event.digest)
+        return model is None or isinstance(model.phase, Cold)
+    return isinstance(event, _MOVES_MEMORY)

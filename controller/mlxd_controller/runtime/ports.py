@@ -1,7 +1,7 @@
-"""The seams of the controller: each outside world as one Protocol, with a fake in tests/fakes.
+"""The controller's seams: each outside world as one Protocol, with a fake in tests/fakes.
 
-Everything here is used from the event loop's thread. A method that waits is a coroutine; one that
-is not never blocks.
+Everything here is used on the event loop's thread. A method that waits is a coroutine; any other
+method never blocks.
 """
 
 from __future__ import annotations
@@ -48,10 +48,10 @@ class SystemClock:
 
 
 class StoreKind(StrEnum):
-    """What keeps a model."""
+    """Where a model is kept."""
 
     FOLDER = "folder"
-    """Named to the server, one by one."""
+    """A folder named to the server."""
     MODELS = "models"
     """mlxd's own directory of models."""
     HUB = "hub"
@@ -70,10 +70,10 @@ class ModelRef:
     path: Path
     facts: ModelFacts
     defaults: SamplingOptions
-    """What the model's files say about sampling."""
+    """What the model's files set for sampling."""
     store: StoreKind = StoreKind.FOLDER
     has_pooling: bool = False
-    """Whether its files say how its texts become vectors."""
+    """Whether its files say how to pool its texts into vectors."""
     has_chat_template: bool = False
     configured: LoadSpec = NOTHING_FIXED
     """What the operator's configuration fixes for loads of it."""
@@ -90,10 +90,10 @@ class BrokenRef:
 
 
 class ModelStore(Protocol):
-    """Names to models. Reading files is done off the event loop."""
+    """Resolves names to models. Files are read off the event loop."""
 
     async def resolve(self, name: str) -> ModelRef:
-        """Return the model of a name, alias or digest, as its files are now.
+        """Return the model for a name, alias or digest, as its files are now.
 
         Raises:
             ModelNotFound: no such name.
@@ -101,38 +101,38 @@ class ModelStore(Protocol):
         """
 
     def only_name(self) -> str:
-        """Return the name to take where none is given.
+        """Return the name to use if a request names no model.
 
         Raises:
             InvalidRequest: there is not exactly one model.
         """
 
     async def inspect(self, path: Path, *, name: str) -> ModelRef:
-        """Return the model of a folder as `add` would, without taking it in."""
+        """Return what `add` would for a folder, without adding it."""
 
     async def add(
         self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
     ) -> ModelRef:
-        """Take a folder in under `name` (empty: the folder's own) and return its model.
+        """Add a folder under `name` (empty: the folder's own) and return its model.
 
-        Another name may be forgotten for it: that of no model that `in_use` returns at that moment,
-        as digests and paths, and of no alias.
+        Another name may be forgotten to make room, but no alias, and no name of a model whose
+        digest or path `in_use` returns at that moment.
 
         Raises:
             ModelNotFound: no such folder.
             InvalidModel: its files cannot be served.
-            InvalidRequest: the name is taken by another folder, or is not a name; or the folder has
-                as many as may be.
-            QueueFull: there are as many names as may be, and all are needed.
+            InvalidRequest: the name belongs to another folder, or is not a valid name; or the
+                folder has the maximum number of names.
+            QueueFull: the maximum number of names is reached, and all are in use.
         """
 
     def use(self, name: str) -> None:
-        """Note that a request has named a model so: names are forgotten by their last use."""
+        """Note a use of a name: names are forgotten by their last use."""
 
     async def forget(
         self, name: str, *, in_use: Callable[[], Collection[str]] = tuple
     ) -> tuple[str, ...]:
-        """Forget a name that `add` gave, and return the other names that its folder has.
+        """Forget a name that `add` gave, and return the folder's other names.
 
         Raises:
             ModelNotFound: no such name.
@@ -141,36 +141,36 @@ class ModelStore(Protocol):
         """
 
     def telling(self, listener: Callable[[str], None]) -> AbstractContextManager[None]:
-        """Have each name that is forgotten told, at once, while the body runs."""
+        """Report each forgotten name to `listener` at once while the body runs."""
 
     async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
 
     def find_known(self, digest: str) -> ModelRef | None:
-        """Return the model of a digest as it was last read."""
+        """Return the model with this digest, as it was last read."""
 
 
 class DeviceProbe(Protocol):
-    """What memory there is."""
+    """Measures the devices' memory."""
 
     def read(self, own_pids: Iterable[int]) -> tuple[Device, ...]:
-        """Return the devices as they are now; what `own_pids` hold counts as usable.
+        """Return the devices as they are now; memory held by `own_pids` counts as usable.
 
-        At least one, in a fixed order. One whose machine cannot be reached stays among them, `lost`
-        and with its last figures; before it is said to be, all workers there have ended, and none
-        starts there any more. What a worker holds that the scheduler does not know of, as on a
-        machine that is back, is others' memory.
+        At least one, in a fixed order. A device whose machine cannot be reached stays in the list,
+        `lost` and with its last figures; by then all workers there have ended, and none starts
+        there any more. Memory held by a worker unknown to the scheduler, as on a machine that has
+        come back, counts as used by others.
         """
 
     def machines(self) -> tuple[HostMemory, ...]:
-        """Return the memory of the machines on which workers run, lost ones too; () is this one."""
+        """Return the memory of the workers' machines, lost ones too; () means this machine."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """A model that a worker holds ready, as a controller that comes after this one must know it.
+    """A model that a worker holds ready, as a later controller must know it.
 
-    `spec` is what operators and requests fixed, `load_s` what the load took.
+    `spec` is what operators and requests fixed; `load_s` is how long the load took.
     """
 
     digest: str
@@ -181,23 +181,23 @@ class Holding:
 
 
 class WorkerProcess(Protocol):
-    """One worker process, from the moment it listens. Its end is seen by every waiter alike."""
+    """One worker process, from the moment it listens. Every waiter sees its end."""
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """Process id."""
 
     @property
     def address(self) -> str:
-        """What gRPC dials."""
+        """The address for gRPC."""
 
     @property
     def incarnation(self) -> str:
-        """Its identity; no other process ever has it."""
+        """Its identity, unique among all processes."""
 
     @property
     def proof(self) -> Proof | None:
-        """By what it takes a request as checked; None where it has told this controller nothing."""
+        """The proof by which it accepts a request as checked; None if it gave none."""
 
     @property
     def exit_code(self) -> int | None:
@@ -205,19 +205,19 @@ class WorkerProcess(Protocol):
 
     @property
     def output(self) -> KeptLines:
-        """What it has written, as far as that is kept; closed once it has ended."""
+        """The output that is kept; closed once the process has ended."""
 
     def last_lines(self) -> tuple[str, ...]:
         """Return its last lines of output, oldest first."""
 
     def remember(self, holding: Holding | None) -> None:
-        """Leave word of what it holds for a controller after this one; None: nothing to take over.
+        """Record what it holds for a later controller; None: there is nothing to adopt.
 
-        Where others look after the worker, there is nothing to do.
+        Does nothing for a worker that others look after.
         """
 
     async def wait_exited(self) -> int:
-        """Return the exit code once the process has ended, its output is read and it is reaped."""
+        """Return the exit code once the process is reaped and its output is read."""
 
     async def close(self) -> int:
         """End it: interrupt, a grace, kill, reap. Idempotent; concurrent calls get one answer."""
@@ -227,17 +227,17 @@ class Launcher(Protocol):
     """Starts worker processes."""
 
     async def launch(self, *, model: str, incarnation: str, device: str = "") -> WorkerProcess:
-        """Start a worker, or take one that runs, and return it once it listens.
+        """Start a worker, or take a running one, and return it once it listens.
 
         `model` is the name of what it will load, `device` the one to use, as the probe names it;
-        "" leaves that to the worker. A worker that runs has its own incarnation.
+        "" leaves the choice to the worker. A running worker has its own incarnation.
 
-        Cancelling gives up: the process is ended and reaped before CancelledError goes on.
+        On cancellation the process is ended and reaped before CancelledError propagates.
 
         Raises:
             WorkerExited: it ended before it listened (code, last lines).
-            WorkerTimedOut: it neither listened nor ended in time (last lines); it is ended.
-            BackendProblem, WorkerStartFailed: it said why it cannot serve.
+            WorkerTimedOut: it neither listened nor ended in time (last lines); it has been ended.
+            BackendProblem, WorkerStartFailed: it reported why it cannot serve.
         """
 
 
@@ -252,11 +252,11 @@ class RawStream(Protocol):
         """
 
     def cancel(self) -> None:
-        """Tell the worker to stop; idempotent."""
+        """Stop the worker's stream; idempotent."""
 
 
 class Question(StrEnum):
-    """What a worker answers with one message, by its method of InferenceService."""
+    """What a worker answers with one message, named by its method of InferenceService."""
 
     TOKENIZE = "Tokenize"
     DETOKENIZE = "Detokenize"
@@ -267,8 +267,8 @@ class Question(StrEnum):
 class WorkerLink(Protocol):
     """Everything the controller asks of one worker; adds model and incarnation by itself.
 
-    What clients ask of a model goes through as bytes: the services parse and check its messages,
-    nobody else; the worker is told so if it has given this controller a proof.
+    Requests of clients pass through as bytes: only the services parse and check them, and the
+    worker is told that they are checked if it has given this controller a proof.
     Every method raises the worker's own MlxdError, or RemoteError where gRPC itself failed.
     """
 
@@ -279,31 +279,31 @@ class WorkerLink(Protocol):
         """Start a Generate with a serialised request, whose model and incarnation are ignored."""
 
     async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
-        """Have the worker answer; a serialised message in and out, as with `generate`."""
+        """Return the worker's answer; serialised messages in and out, as with `generate`."""
 
     async def status(self, *, timeout_s: float) -> ProcessStatus:
-        """Return what the worker says of itself."""
+        """Return what the worker reports of itself."""
 
     def watch(self, *, interval_s: float) -> AsyncGenerator[ProcessStatus, None]:
-        """Yield what the worker says of itself, now and at every interval, until it stops."""
+        """Yield what the worker reports of itself, now and at every interval, until it stops."""
 
     async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
-        """Have it give back what no stream needs; return what its arrays held before and after."""
+        """Have it release what no stream needs; return the bytes its arrays held before, after."""
 
     async def share_disk(self, nbytes: int, *, timeout_s: float) -> None:
         """Have it keep at most so much of prompts on disk; what is beyond is gone afterwards."""
 
     async def unload(self, *, timeout_s: float) -> None:
-        """Have it drop its model; the process stays."""
+        """Unload its model; the process stays."""
 
     async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
         """Have it follow `controller`, and write its output to a named pipe that has a reader."""
 
     async def shutdown(self, *, timeout_s: float) -> None:
-        """Tell the process to end after it has answered; give it back where others started it."""
+        """Have the process end after it has answered; return it to its owner if not ours."""
 
     async def close(self) -> None:
-        """Let go of the connection; running calls end."""
+        """Close the connection; running calls end."""
 
 
 class Connect(Protocol):
@@ -312,12 +312,12 @@ class Connect(Protocol):
     def __call__(
         self, *, address: str, incarnation: str, digest: str, proof: Proof | None = None
     ) -> WorkerLink:
-        """Return a link; the connection is made by the first call."""
+        """Return a link; the first call connects."""
 
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside worlds. `local_workers`: this machine's process table tells of the workers."""
+    """The outside worlds. `local_workers`: the workers are in this machine's process table."""
 
     launcher: Launcher
     connect: Connect
@@ -325,16 +325,16 @@ class Ports:
     clock: Clock
     local_workers: bool = True
     oom_kills: Callable[[], int | None] = lambda: None
-    """Returns how often the kernel of the workers' machine has ended a process for want of memory,
+    """Returns how many processes the kernel of the workers' machine has killed for lack of memory,
     if that can be known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survivor:
-    """A ready worker that this controller did not launch, and uses from now on.
+    """A ready worker that another controller launched and this one adopts.
 
-    `figures` are what it said of itself, `holding` what is known of its load, `ref` the model as it
-    is configured here, `device` where it lives, as the probe names it.
+    `figures` are what it reports of itself, `holding` what is known of its load, `ref` the model as
+    configured here, `device` where it lives, as the probe names it.
     """
 
     process: WorkerProcess

@@ -1,12 +1,13 @@
 """The one owner of the scheduler's State: mailbox -> decide -> perform -> results come as events.
 
 Invariants:
-- State is replaced here and nowhere else, one event at a time, in the order of arrival.
+- State is replaced only here, one event at a time, in the order of arrival.
 - Performing an action never waits: what takes time runs in a task that posts an event at its end.
-  A bug in one ends run(), and with it the process: requests must not wait for answers in vain.
-- A worker is among the living until the event that tells of its end is decided on: what is decided
-  before that may still name it.
-- New requests are refused when the mailbox is half full, so that what ends a request finds room.
+  A bug in such a task ends run(), and with it the process: requests must not wait in vain.
+- A worker counts as live until the event of its end has been decided: earlier decisions may still
+  name it.
+- New requests are refused once the mailbox is half full, so that events that end requests find
+  room.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ LOADING_RETRY_S = 1.0
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One request's right to use a worker. Whoever holds it reads its streams through it."""
+    """One request's right to use a worker. Its holder reads its stream through it."""
 
     ticket: str
     model: Model
@@ -80,7 +81,7 @@ class Runtime:
         silent_max_s: float = config.WORKER_SILENT_MAX_S,
         poll_s: float = config.STATUS_POLL_S,
     ) -> None:
-        """Begin with `state`; nothing happens before run(). Workers are asked every `poll_s`."""
+        """Begin with `state`; nothing happens before run(). Workers are polled every `poll_s`."""
         self.workers = Workers(ports.clock, answer_max_s=silent_max_s)
         self.changes = Changes()
         self.metrics = Metrics()
@@ -102,7 +103,7 @@ class Runtime:
             post=self.post,
             stall_timeout_s=stall_timeout_s,
         )
-        # Who waited for one model goes on one by one, and others are served in between.
+        # Requests that waited for one model resume one by one, and others are served in between.
         self._turnstile = asyncio.Lock()
         self._tickets = (f"t{number}" for number in itertools.count(1))
         self._closed = False
@@ -115,7 +116,7 @@ class Runtime:
     def in_use(self) -> frozenset[str]:
         """Return the digests and paths of all models that are pinned, or not unloaded.
 
-        Also of those that the scheduler has been asked for and has not decided on yet.
+        Includes models of requests that the scheduler has not decided on yet.
         """
         models = self._state.models.values()
         known = [(m.digest, m.path) for m in models if m.pinned or not isinstance(m.phase, Cold)]
@@ -123,32 +124,32 @@ class Runtime:
         return frozenset(text for texts in (*known, *requests) for text in texts)
 
     def adopt(self, workers: Iterable[tuple[Worker, ev.Adopted]]) -> None:
-        """Own these workers of a former controller; before run(), and before any request."""
+        """Own these workers of an earlier controller; call before run() and any request."""
         for worker, event in workers:
             self.workers.add(worker)
             self.post(event)
 
     def measure(self) -> tuple[Device, ...]:
-        """Read the devices and return them; the scheduler learns of it with the next event."""
+        """Measure the devices and return them; the scheduler gets the figures as an event."""
         event = self._measuring.now()
         self.post(event)
         return event.devices
 
     def may_have_died_of(self, lease: Lease) -> bool:
-        """Return whether a worker that has ended may have done so because of a lease's stream.
+        """Return whether a lease's stream may have caused the end of its worker.
 
-        Not of one that waited behind its rows, and not where somebody killed it.
+        It did not if it only waited behind the worker's rows, or if somebody killed the worker.
         """
         if lease.stream is None or not lease.worker.has_begun(lease.stream):
             return False
         return not lease.worker.was_killed(self._ports.oom_kills())
 
     def measure_devices(self) -> tuple[Device, ...]:
-        """Return the devices as they were a moment ago, or as they are now."""
+        """Return a recent measurement of the devices, or measure them now."""
         return self._measuring.recent() or self.measure()
 
     def machines(self) -> tuple[HostMemory, ...]:
-        """Return the memory of the machines on which workers run; () is this one."""
+        """Return the memory of the workers' machines; () means this machine."""
         return self._ports.probe.machines()
 
     async def run(self) -> None:
@@ -162,9 +163,11 @@ class Runtime:
                 poll = self._tasks.create_task(self._poll())
                 for worker in self.workers.live():  # adopted, and not decided on yet
                     self._tasks.create_task(self._errands.watch(worker))
-                while not self._is_finished():
+                while not (
+                    self._state.stopping and not self.workers.live() and self._mailbox.empty()
+                ):
                     self._step(await self._next())
-                    await asyncio.sleep(0)  # a burst of events is no reason to serve nobody else
+                    await asyncio.sleep(0)  # let others run, even in a burst of events
                 poll.cancel()
         finally:
             self._closed = True
@@ -225,8 +228,6 @@ class Runtime:
         assert isinstance(done, a.Done)
         return done.streams_aborted
 
-    # --- asking ----------------------------------------------------------------------------------
-
     @asynccontextmanager
     async def _ask(
         self, event: ev.Arrived | ev.LoadAsked | ev.UnloadAsked
@@ -246,11 +247,11 @@ class Runtime:
             self._answers.pop(event.ticket, None)
             self._leases.pop(event.ticket, None)
             if answer.done() and not answer.cancelled():
-                answer.exception()  # read, so that nobody is told it never was
+                answer.exception()  # retrieved, so that asyncio does not report it as lost
             self.post(ev.Released(event.ticket, event.digest))
 
     def _check_loading(self, ref: ModelRef, ticket: str) -> None:
-        """Raise why there is no lease yet, if the scheduler has `ticket` wait for its model."""
+        """Raise why there is no lease yet, if `ticket` still waits for its model."""
         model = self._state.models.get(ref.digest)
         if model is None or all(waiter.ticket != ticket for waiter in model.waiters):
             return
@@ -258,17 +259,12 @@ class Runtime:
             case Queued(stuck=True) as queued:
                 position = place_of(self._state, queued)
                 raise no_room(self._state, model, queued, position) from None
-            case Ready():  # held, for a model that waits
+            case Ready():  # held for another model that waits
                 raise ModelDraining(ref.name) from None
             case Loading(progress=progress):
                 raise ModelLoading(ref.name, LOADING_RETRY_S, progress.fraction) from None
             case _:
                 raise ModelLoading(ref.name, LOADING_RETRY_S, 0.0) from None
-
-    # --- deciding --------------------------------------------------------------------------------
-
-    def _is_finished(self) -> bool:
-        return self._state.stopping and not self.workers.live() and self._mailbox.empty()
 
     async def _next(self) -> ev.Event:
         delay_s = next_wake_s(self._state) - self._ports.clock.now_s()
@@ -307,15 +303,13 @@ class Runtime:
                 leave_word(worker, former, model, keep_alive_s=self._state.keep_alive_s)
 
     def _bury(self, number: int, error: MlxdError | None) -> None:
-        """Let a worker that has ended be one of the dead, unless it is being stopped just now."""
+        """Move a worker that has ended to the dead, unless it is just being stopped."""
         worker = self.workers.get(number)
         if worker is None or self._state.by_worker(number) is not None:
             return  # its Unloaded comes after this
         self.workers.end(worker, error)
         if worker.link is not None:
             self._tasks.create_task(worker.link.close())
-
-    # --- performing ------------------------------------------------------------------------------
 
     def _perform(self, action: a.Action) -> None:
         match action:
@@ -330,7 +324,7 @@ class Runtime:
                     lease.abort(error)
             case a.Grant() | a.Done() | a.Refuse():
                 answer = self._answers.get(action.ticket)
-                if answer is not None and not answer.done():  # else its Released is on its way
+                if answer is not None and not answer.done():  # otherwise its Released is on its way
                     self._answer(answer, action)
 
     def _answer(

@@ -1,14 +1,14 @@
-"""Workers that live and answer nothing, or whose engine stands still: which of them for too long.
+"""Finds workers that hang: they have not answered, or their engine has made no progress, too long.
 
 Invariants:
-- The time counts from the first question that has no answer. Any answer ends it, however late, and
-  be it an error of the worker's own.
-- Only time in which this process could hear counts: a longer round of questions counts as
-  ROUND_MAX_S, because the machine or this process stood still. Such a round ends nobody: an answer
-  may have come that nobody could hear yet. The next round judges, be it as long.
-- A worker may answer while its engine does not: its figures are then older each time. An engine has
-  ENGINE_PATIENCE times the bound, because a step may take long on a slow machine.
-- Workers that others started, that load or that are being stopped have bounds of their own.
+- Time counts from the first unanswered question. Any answer, however late, resets it, even one that
+  reports an error of the worker's.
+- Only time in which this process could receive answers counts: a longer round of questions counts
+  as ROUND_MAX_S, because the machine or this process was suspended. Such a round ends no worker:
+  an answer may have arrived that nobody could read yet. The next round judges, however long it is.
+- A worker may answer while its engine hangs: its figures then get older each time. An engine is
+  given ENGINE_PATIENCE times the limit, because a step may take long on a slow machine.
+- Workers started by others, and workers that load or are being stopped, have limits of their own.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from mlxd_controller.runtime.worker import Worker
 from mlxd_shared.ops.logs import get_logger
 
 ROUND_MAX_S = 4.0
-"""Twice what a round takes, a pause and a wait of STATUS_POLL_S each."""
+"""Twice the length of a round, which is a pause and a wait of STATUS_POLL_S each."""
 LATE_S = 2.5
-"""A round of this length is a moment in which this process stood still, or was very busy."""
+"""In a round of this length this process was suspended, or very busy."""
 ENGINE_PATIENCE = 9
-"""How many times as long an engine may take for one step as a worker for an answer."""
+"""How many times longer an engine may take for a step than a worker for an answer."""
 _log = get_logger("silence")
 
 
@@ -32,14 +32,14 @@ class Silence:
     """Judges workers after each round of questions. One owner: the runtime."""
 
     def __init__(self, clock: Clock, *, silent_max_s: float) -> None:
-        """Begin; `silent_max_s` math.inf lets workers be silent for ever."""
+        """silent_max_s: how long a worker may be silent; math.inf: for ever."""
         self._clock = clock
         self._silent_max_s = silent_max_s
         self._judged_s = clock.now_s()
         self._stood_still = self._looks_again = False
 
     def note_round(self, workers: Iterable[Worker]) -> None:
-        """Note that a round of questions to `workers` is over, and have each count its silence."""
+        """Note the end of a round of questions to `workers`, and count each one's silence."""
         now_s = self._clock.now_s()
         passed_s, self._judged_s = now_s - self._judged_s, now_s
         self._looks_again = passed_s >= LATE_S and not self._stood_still
@@ -50,9 +50,9 @@ class Silence:
             )
 
     def find_hung(self, workers: Iterable[Worker]) -> list[tuple[Worker, str]]:
-        """Return those of `workers` that have been silent too long by the last round, and why.
+        """Return the workers that were silent too long at the end of the last round, and why.
 
-        Those that are ended already are none of them.
+        Those that are being ended already are left out.
         """
         if self._looks_again:
             return []
@@ -64,14 +64,14 @@ class Silence:
         if worker.stopping or not worker.local or worker.ended_because:
             return ""
         if worker.attention.silent_s >= self._silent_max_s:
-            return f"it gave no answer for {worker.attention.silent_s:.0f} s"
+            return f"it did not answer for {worker.attention.silent_s:.0f} s"
         if worker.attention.still_s >= ENGINE_PATIENCE * self._silent_max_s:
-            return f"its engine stood still for {worker.attention.still_s:.0f} s"
+            return f"its engine made no progress for {worker.attention.still_s:.0f} s"
         return ""
 
 
 async def end_hung(worker: Worker) -> None:
-    """End a process that hangs; whoever waits for its end tells of it."""
+    """End a process that hangs; whoever watches the process reports its end."""
     assert worker.process is not None
-    _log.error("worker hangs; it is ended", model=worker.name, reason=worker.ended_because)
+    _log.error("worker hangs; ending it", model=worker.name, reason=worker.ended_because)
     await worker.process.close()

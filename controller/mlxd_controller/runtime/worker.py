@@ -1,6 +1,6 @@
-"""One worker: its launch, its process, what it says of itself, and what it was sent.
+"""One worker: its launch, its process, what it reports of itself, and the streams sent to it.
 
-One owner, the runtime: others read, and change it by the methods that note what they saw.
+One owner, the runtime: others read it, and change it only through its `note_` methods.
 """
 
 from __future__ import annotations
@@ -18,30 +18,30 @@ from mlxd_shared.domain.errors import MlxdError, WorkerExited, WorkerStartFailed
 from mlxd_shared.domain.figures import ProcessStatus, WorkerFigures
 
 ENGINE_STILL_S = 2 * config.STATUS_POLL_S
-"""Figures of this age are those of the question before: the engine has not come to the last one."""
+"""Figures of this age predate the last question: the engine has not reached it."""
 CAUSE_WAIT_S = 1.0
 
 
 @dataclass(slots=True)
 class Attention:
-    """How long a worker has answered nothing, and its engine has stood still; see `silence`."""
+    """How long a worker has not answered, and its engine made no progress; see `silence`."""
 
     question_s: float | None = None
-    """When it was asked the first question that it has not answered."""
+    """The time of the first unanswered question."""
     silent_s: float = 0.0
     still_s: float = 0.0
 
     def note_question(self, now_s: float) -> None:
-        """Note that it was asked; the first question without an answer counts."""
+        """Note a question; only the first unanswered one counts."""
         if self.question_s is None:
             self.question_s = now_s
 
     def note_answer(self) -> None:
-        """Note that it has answered a question."""
+        """Note an answer."""
         self.question_s, self.silent_s = None, 0.0
 
     def note_round(self, round_s: float, now_s: float, *, stands_still: bool) -> None:
-        """Note that a round of questions is over, `round_s` of which could be heard."""
+        """Note the end of a round; for `round_s` of it answers could be received."""
         if self.question_s is not None:
             self.silent_s += min(round_s, now_s - self.question_s)
         self.still_s = self.still_s + round_s if stands_still else 0.0
@@ -61,7 +61,7 @@ class Worker:
     local: bool = True
     """Whether `process.pid` is a process of this machine."""
     oom_kills: int | None = None
-    """How often the kernel had ended a process for want of memory when it was launched."""
+    """How many processes the kernel had killed for lack of memory by the launch."""
     process: WorkerProcess | None = None
     failed_start: WorkerStartFailed | None = None
     """Why there never was a `process`: what is known of one that ended before it listened."""
@@ -72,19 +72,19 @@ class Worker:
     stopping: bool = False
     error: MlxdError | None = None
     ended_s: float = 0.0
-    """When it was known to have ended."""
+    """When its end was noticed."""
     figures: WorkerFigures | None = None
     figures_s: float = 0.0
     last_figures: Figures | None = None
-    """What the scheduler knows of them."""
+    """The figures the scheduler has last been told."""
     cpu_s: float = 0.0
-    """The most CPU time seen of it: a counter, which does not fall when the process is gone."""
+    """The highest CPU time seen: a counter, which must not fall when the process has gone."""
     resident_nbytes: int | None = None
-    """What the system said last that the process holds; None where it has said nothing."""
+    """What the process holds, as the system last reported; None if it has not."""
     polling: asyncio.Task[None] | None = field(default=None, repr=False)
     attention: Attention = field(default_factory=Attention)
     streams: dict[RawStream, None] = field(default_factory=dict)
-    """Those that it was sent and that have not ended but by its death, oldest first."""
+    """Streams sent to it that have not ended, or ended with it; oldest first."""
     ended_because: str = ""
     """Why the controller ends the process while streams run on it; "" if it does not."""
 
@@ -97,13 +97,13 @@ class Worker:
 
     @property
     def stands_still(self) -> bool:
-        """Whether its engine is at work at the same thing as at the last question."""
+        """Whether its engine is still at the same step as at the last question."""
         if self.figures is None or self.loading is not None:
             return False
         return (self.figures.age_s or 0.0) >= ENGINE_STILL_S
 
     def has_begun(self, stream: RawStream) -> bool:
-        """Return whether a stream had its turn, as far as rows go by age: it did not just wait."""
+        """Return whether a stream had its turn, judged by age: it did not just wait."""
         return stream in islice(self.streams, self.plan.rows_max)
 
     def last_lines(self) -> tuple[str, ...]:
@@ -122,32 +122,32 @@ class Worker:
         return self.process.exit_code is not None
 
     async def cause(self) -> str:
-        """Return what ended it, once that is known; "" if it seems to live."""
+        """Return what ended it, once known; "" if it seems to live."""
         await self.wait_ended(wait_s=CAUSE_WAIT_S)
         return "" if self.exit_code is None else self.describe_end(self.exit_code)
 
     def describe_end(self, code: int) -> str:
-        """Return for people why it ended, with this exit code; negative is a signal."""
+        """Describe its end for people; `code` is the exit code, negative for a signal."""
         return self.ended_because or (f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def was_killed(self, oom_kills: int | None) -> bool:
-        """Return whether it was killed for nothing that it did; `oom_kills`: their count by now."""
+        """Return whether it was killed through no fault of its own; `oom_kills`: the count now."""
         if self.ended_because:  # it hung
             return False
         return killed_from_outside(self.exit_code, before=self.oom_kills, now=oom_kills)
 
     def note_status(self, status: ProcessStatus, now_s: float) -> None:
-        """Keep what the process says of itself, if it says anything."""
+        """Keep what the process reports of its worker, if there is one."""
         if status.workers:
             self.note_figures(status.workers[0], now_s)
 
     def note_figures(self, figures: WorkerFigures, now_s: float) -> None:
-        """Keep what the worker says of itself."""
+        """Keep what the worker reports of itself."""
         self.figures, self.figures_s = figures, now_s
         self.cpu_s = max(self.cpu_s, figures.cpu_s)
 
     def note_process(self) -> None:
-        """Note what the system says of the process; a worker elsewhere tells its own figures."""
+        """Record the system's figures of the process; a remote worker reports its own."""
         self.resident_nbytes = None
         if self.process is None or self.process.exit_code is not None or not self.local:
             return

@@ -1,8 +1,8 @@
 """The gRPC connection to one worker: protobuf stops here, and what may be large stays bytes.
 
 Every request names the model's digest and the worker's incarnation, so that a process that listens
-on another's address is never taken for it. A call that close() ends, or that comes after it, raises
-RemoteError: nobody cancelled its caller.
+on another's address is never mistaken for it. A call that close() ends, or that comes after it,
+raises RemoteError: nobody cancelled its caller.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ class GrpcRawStream:
     """Implements ports.RawStream."""
 
     def __init__(self, call: grpc.aio.UnaryStreamCall[bytes, bytes]) -> None:
-        """Take over `call`."""
         self._call = call
 
     async def read(self) -> bytes | None:
@@ -64,7 +63,7 @@ class GrpcRawStream:
         return message if isinstance(message, bytes) else None
 
     def cancel(self) -> None:
-        """Tell the worker to stop."""
+        """See the port."""
         self._call.cancel()
 
 
@@ -80,7 +79,7 @@ class GrpcLink:
         proof: Proof | None = None,
         security: ChannelSecurity = PLAIN,
     ) -> None:
-        """Name the worker; nothing is sent yet.
+        """Set up the channel; nothing is sent yet.
 
         Raises:
             InvalidRequest, BadCredentials: see secure_channel.
@@ -93,7 +92,7 @@ class GrpcLink:
         self._generate: _Generate = self._channel.unary_stream(
             f"{_PREFIX}Generate", request_serializer=None, response_deserializer=None
         )
-        # The answers may be millions of ids, or megabytes of text: nobody here reads them.
+        # The answers may be millions of ids, or megabytes of text: nobody here parses them.
         self._questions: dict[Question, grpc.aio.UnaryUnaryMultiCallable[bytes, bytes]] = {
             question: self._channel.unary_unary(
                 f"{_PREFIX}{question}", request_serializer=None, response_deserializer=None
@@ -132,19 +131,19 @@ class GrpcLink:
         return GrpcRawStream(self._generate(raw, timeout=timeout_s, metadata=metadata))
 
     async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
-        """Have the worker answer; see the port."""
+        """Return the worker's answer; see the port."""
         raw = self._address(request.raw, _REQUESTS[question])
         method = partial(self._questions[question], metadata=request.vouched_by(self._proof))
         return await self._ask(method, raw, timeout_s)
 
     async def status(self, *, timeout_s: float) -> ProcessStatus:
-        """Return what the worker says of itself."""
+        """Return what the worker reports of itself."""
         request = status_pb2.GetStatusRequest()
         answer = await self._ask(self._status.GetStatus, request, timeout_s)
         return process_from_pb(answer.status)
 
     async def watch(self, *, interval_s: float) -> AsyncGenerator[ProcessStatus, None]:
-        """Yield what the worker says of itself; see the port."""
+        """Yield what the worker reports of itself; see the port."""
         self._check_open()
         request = status_pb2.WatchStatusRequest(interval=duration_to_pb(interval_s))
         call = self._status.WatchStatus(request)
@@ -165,12 +164,12 @@ class GrpcLink:
         await self._ask(self._worker.Shrink, request, timeout_s)
 
     async def unload(self, *, timeout_s: float) -> None:
-        """Have it drop its model; see the port."""
+        """Unload its model; see the port."""
         request = worker_pb2.UnloadRequest(worker_incarnation=self._incarnation)
         await self._ask(self._worker.Unload, request, timeout_s)
 
     async def shrink(self, target_bytes: int, *, timeout_s: float) -> tuple[int, int]:
-        """Have it give back what no stream needs; see the port."""
+        """Have it release what no stream needs; see the port."""
         request = worker_pb2.ShrinkRequest(
             worker_incarnation=self._incarnation, target_bytes=target_bytes
         )
@@ -178,7 +177,7 @@ class GrpcLink:
         return answer.bytes_before, answer.bytes_after
 
     async def shutdown(self, *, timeout_s: float) -> None:
-        """Tell the process to end after it has answered."""
+        """Have the process end after it has answered."""
         request = worker_pb2.ShutdownRequest(worker_incarnation=self._incarnation)
         await self._ask(self._worker.Shutdown, request, timeout_s)
 
@@ -193,22 +192,22 @@ class GrpcLink:
         await self._ask(self._worker.Adopt, request, timeout_s)
 
     async def close(self) -> None:
-        """Let go of the connection; running calls end."""
+        """Close the connection; running calls end."""
         self._closed = True
         await asyncio.shield(self._channel.close())
 
     def _address(self, request: bytes, kind: _Kind) -> bytes:
-        """Return `request` as one to this worker: of a field that comes twice the last one counts.
+        """Return `request` addressed to this worker: the last occurrence of a field counts.
 
-        That is a rule of the wire's format, and saves parsing a prompt to set two short fields.
-        Callers keep the result alone: a prompt may be large.
+        That is a rule of the wire format, and saves parsing a prompt to set two short fields.
+        Callers keep only the result: a prompt may be large.
         """
         address = kind(model=self._digest, worker_incarnation=self._incarnation)
         return request + address.SerializeToString()
 
     def _check_open(self) -> None:
         if self._closed:
-            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection was let go of")
+            raise RemoteError(grpc.StatusCode.UNAVAILABLE, "the connection is closed")
 
     async def _ask(
         self,
@@ -222,9 +221,9 @@ class GrpcLink:
 
 
 class _OwnErrors:
-    """Turns gRPC's errors into ours, also its CancelledError where nobody cancelled the task.
+    """Turns gRPC's errors into ours, even its CancelledError if nobody cancelled the task.
 
-    Has no state: every message of every stream comes through it.
+    Stateless: every message of every stream passes through it.
     """
 
     def __enter__(self) -> None:
@@ -241,7 +240,7 @@ class _OwnErrors:
         if isinstance(error, asyncio.CancelledError):
             task = asyncio.current_task()
             if task is None or task.cancelling() == 0:
-                message = "the call was ended here"
+                message = "the controller ended the call"
                 raise RemoteError(grpc.StatusCode.CANCELLED, message) from None
 
 

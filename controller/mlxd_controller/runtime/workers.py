@@ -1,7 +1,7 @@
-"""The workers there are and the last ones that failed: processes, links, figures.
+"""The live workers and the last ones that failed: processes, links, figures.
 
-Each launch has one record, by its serial number; one owner, the runtime. At most DEAD_WORKERS_MAX
-failed workers are remembered, the latest of each model.
+Each launch has one record, under its serial number; one owner, the runtime. At most
+DEAD_WORKERS_MAX failed workers are remembered, the latest of each model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import RemoteError
 
 DEAD_SHOWN_S = 600.0
-"""A failure is news for so long, or until somebody unloads its model."""
+"""How long a failure is shown, unless its model is unloaded first."""
 DEAD_WORKERS_MAX = 16
 POLL_TIMEOUT_S = 5.0
 POLL_TIMEOUT_MAX_S = 600.0
@@ -28,22 +28,22 @@ WEIGHTS_ACCOUNT = "weights"
 PREFIX_RELOAD_S_MAX = 3600.0
 """More than any prompt takes: a worker's word is no reason to keep its model for ever."""
 NEWS_BYTES = MIB
-"""The scheduler is told of what has grown by so much."""
+"""The scheduler is told once figures have grown by this much."""
 _log = get_logger("workers")
 
 
 class Workers:
-    """All records, and the polling of those that live."""
+    """All records, and the polling of the live workers."""
 
     def __init__(self, clock: Clock, *, answer_max_s: float = POLL_TIMEOUT_S) -> None:
-        """Have no workers; a question is given up after `answer_max_s`."""
+        """Start without workers; a poll is given up after `answer_max_s`."""
         self._clock = clock
         self._answer_max_s = min(max(answer_max_s, POLL_TIMEOUT_S), POLL_TIMEOUT_MAX_S)
         self._live: dict[int, Worker] = {}
         self._dead: dict[str, Worker] = {}
 
     def add(self, worker: Worker) -> None:
-        """Take in a new launch."""
+        """Record a new launch."""
         self._live[worker.number] = worker
 
     def __getitem__(self, number: int) -> Worker:
@@ -71,11 +71,11 @@ class Workers:
         return next(reversed([*dead, *living]), None)
 
     def drop_dead(self, digest: str) -> None:
-        """Say no more of a model's failed worker: somebody has seen to the model."""
+        """Forget a model's failed worker: somebody has seen to the model."""
         self._dead.pop(digest, None)
 
     def news(self) -> Iterator[tuple[int, Figures]]:
-        """Yield what workers that are ready are newly known to take, each by its number."""
+        """Yield the memory figures of ready workers that are news to the scheduler."""
         for worker in self._live.values():
             if worker.ready_s is None or worker.figures is None:
                 continue
@@ -85,7 +85,7 @@ class Workers:
                 yield worker.number, figures
 
     def pids(self) -> tuple[int, ...]:
-        """Return the process ids of the living that are processes of this machine."""
+        """Return the process ids of the live workers on this machine."""
         return tuple(
             worker.process.pid
             for worker in self._live.values()
@@ -93,7 +93,7 @@ class Workers:
         )
 
     def arrays(self) -> dict[int, int]:
-        """Return what MLX holds in each worker that has said it, its pool included."""
+        """Return what MLX holds in each worker that has reported it, its pool included."""
         return {
             worker.number: figures.memory.mlx_nbytes
             for worker in self._live.values()
@@ -109,12 +109,12 @@ class Workers:
         }
 
     def measure(self) -> None:
-        """Note what the system says of each process that lives on this machine."""
+        """Record the system's figures of each live process on this machine."""
         for worker in self._live.values():
             worker.note_process()
 
     def end(self, worker: Worker, error: MlxdError | None) -> None:
-        """Move a worker that failed to the dead; one that ended as it was told is forgotten."""
+        """Move a failed worker to the dead; forget one that ended as ordered."""
         del self._live[worker.number]
         worker.error, worker.ended_s = error, self._clock.now_s()
         if error is None:
@@ -127,10 +127,10 @@ class Workers:
     async def refresh(
         self, workers: Iterable[Worker], *, wait_s: float, recent_s: float = 0.0
     ) -> None:
-        """Ask these workers for their figures, and wait at most `wait_s` for the answers.
+        """Poll these workers for their figures, and wait at most `wait_s` for the answers.
 
-        Those that gave them less than `recent_s` ago are not asked, and a worker that is still busy
-        with an earlier question is not asked again. A bug in the asking is raised here.
+        Workers that answered less than `recent_s` ago, or that are still busy with an earlier
+        question, are not asked again. A bug in the polling is raised here.
         """
         since_s = self._clock.now_s() - recent_s
         polls = [
@@ -158,7 +158,7 @@ class Workers:
             status = await link.status(timeout_s=self._answer_max_s)
         except MlxdError as error:
             if not isinstance(error, RemoteError):
-                worker.attention.note_answer()  # it lives, and says what is wrong
+                worker.attention.note_answer()  # it lives, and reports what is wrong
             _log.debug("no figures", model=worker.name, reason=error.describe())
             return
         worker.attention.note_answer()
@@ -166,12 +166,12 @@ class Workers:
 
 
 def figures_of(worker: WorkerFigures) -> Figures | None:
-    """Return what a worker with a model takes; None where it does not say."""
+    """Return the memory that a worker with a model takes; None if it reports none."""
     memory = worker.memory
     weights = sum(a.nbytes for a in memory.accounts if a.name == WEIGHTS_ACCOUNT)
     if not weights:
         return None
-    # Beside arrays, only where these are part of a process's resident set.
+    # Beside the arrays, and only where they are part of the process's resident set.
     on_cpu = kind_of(worker.backend) is DeviceKind.CPU
     return Figures(
         weights=weights,
@@ -181,7 +181,7 @@ def figures_of(worker: WorkerFigures) -> Figures | None:
 
 
 def is_news(before: Figures | None, now: Figures) -> bool:
-    """Return whether the scheduler should hear of `now`, after it has heard `before`."""
+    """Return whether the scheduler, which knows `before`, should hear of `now`."""
     if before is None:
         return True
     grown = max(now.peak - before.peak, now.process - before.process)

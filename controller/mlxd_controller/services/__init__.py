@@ -1,1 +1,1 @@
-"""The gRPC services of the controller. Protobuf comes in and goes out here."""
+"""The controller's gRPC services. Protobuf enters and leaves here."""

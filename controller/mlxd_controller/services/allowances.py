@@ -1,8 +1,8 @@
-"""What each key may still do: which models, how many streams at once, requests and tokens a minute.
+"""What each key may still use: which models, streams at once, requests and tokens per minute.
 
-Rates are token buckets (a minute's worth at once, filled evenly): a request takes one at its start;
-tokens, of prompt and answer, are taken when a stream has ended, and whoever owes some waits until
-they are made up for. One owner: the event loop's thread.
+Rates are token buckets that hold a minute's worth and refill evenly. A request is charged at its
+start. The tokens of prompt and answer are charged at the end of a stream; a key in debt waits until
+the bucket is above zero again. One owner: the event loop's thread.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from mlxd_shared.ops.metrics import Gauges, labels
 from mlxd_shared.security.keys import Key
 
 STREAMS_RETRY_S = 1.0
-"""When to come back for a place among a key's streams: nobody knows when one ends."""
+"""When to retry if all of a key's streams are in use: nobody knows when one ends."""
 
 
 @dataclass(slots=True)
 class Bucket:
-    """`a_minute` units, filled evenly; below 0 where more was taken than there was."""
+    """`a_minute` units, refilled evenly; the level is below 0 after more was taken than it held."""
 
     a_minute: int
     filled_s: float
@@ -33,23 +33,23 @@ class Bucket:
 
     @classmethod
     def full(cls, a_minute: int, now_s: float) -> Bucket:
-        """Return one with a minute's worth."""
+        """Return a full bucket."""
         return cls(a_minute, now_s, float(a_minute))
 
     def wait_s(self, now_s: float, least: float) -> float:
-        """Return how long it takes until `least` units are there; 0: they are."""
+        """Return how long until the bucket holds `least` units; 0 if it does already."""
         grown = self.level + (now_s - self.filled_s) * self.a_minute / 60
         self.level, self.filled_s = min(grown, float(self.a_minute)), now_s
         return max(0.0, (least - self.level) * 60 / self.a_minute)
 
     def take(self, units: int) -> None:
-        """Take so many, more than there are if need be."""
+        """Take units, even more than the bucket holds."""
         self.level -= units
 
 
 @dataclass(slots=True)
 class _Account:
-    """What one key has under way, and its buckets; None where nothing is limited."""
+    """What one key has in progress, and its buckets; None for a rate without a limit."""
 
     key: Key
     requests: Bucket | None
@@ -58,7 +58,6 @@ class _Account:
 
     @classmethod
     def of(cls, key: Key, now_s: float, streams: int) -> _Account:
-        """Return an account with full buckets."""
         rates = (key.requests_per_minute, key.tokens_per_minute)
         requests, tokens = (None if rate is None else Bucket.full(rate, now_s) for rate in rates)
         return cls(key, requests, tokens, streams)
@@ -66,7 +65,7 @@ class _Account:
 
 @dataclass(slots=True)
 class Allowances:
-    """The accounts of all keys that have called. Keys of other limits than before begin anew."""
+    """The accounts of all keys that have called. A key whose limits have changed starts afresh."""
 
     clock: Clock
     metrics: Metrics
@@ -74,13 +73,13 @@ class Allowances:
 
     @contextmanager
     def spending(self, key: Key | None, names: tuple[str, ...], counts: Counts) -> Iterator[None]:
-        """Let a key's request go on, and charge what `counts` says of it, however it ends.
+        """Admit a key's request for the body, and charge `counts` at its end, however it ends.
 
-        key: None is nobody's in particular, and not limited. names: under which the model is known.
+        key: None is not limited. names: those of the model.
 
         Raises:
             NotAllowed: the key is not for this model.
-            KeyLimit: it has used up a limit; says when to come back.
+            KeyLimit: a limit is used up; the error says when to retry.
         """
         if key is None:
             yield
@@ -101,11 +100,11 @@ class Allowances:
             self._close(key.name, counts)
 
     def gauges(self) -> Gauges:
-        """Return how many requests of each key are under way."""
+        """Return how many requests of each key are in progress."""
         return {labels(key=name): float(each.streams) for name, each in self._accounts.items()}
 
     def _account(self, key: Key) -> _Account:
-        """Return the key's account, with what is under way carried over to changed limits."""
+        """Return the key's account; if its limits have changed, a new one with its streams."""
         account = self._accounts.get(key.name)
         if account is None or account.key != key:
             streams = 0 if account is None else account.streams

@@ -1,8 +1,8 @@
-"""Names to models for the services: what is resident keeps its name whatever happens to its files.
+"""Names to models for the services: a resident model keeps its name whatever happens to its files.
 
-A name of a resident model means that model; its files are looked at again once it is unloaded. The
-name of a model that is loaded, pinned or about to be loaded is never forgotten for another, nor is
-one that a request still works with.
+The name of a resident model means that model; its files are read again only once it is unloaded. A
+name is never forgotten to make room for another while its model is loaded, pinned, about to be
+loaded, or in use by a request.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound
 
 
 class Catalog:
-    """The store, seen together with what is loaded."""
+    """The store combined with what is loaded."""
 
     def __init__(self, store: ModelStore, runtime: Runtime) -> None:
         self.store = store
@@ -30,24 +30,24 @@ class Catalog:
 
     @contextmanager
     def keeping(self, ref: ModelRef) -> Iterator[ModelRef]:
-        """Have a model keep a name for as long as the body runs, whatever the scheduler knows.
+        """Keep a model's name from being forgotten while the body runs.
 
-        To be entered at once with what `find` or `find_to_load` returned: what is awaited in
-        between lets the name be forgotten.
+        Enter it right after `find` or `find_to_load` has returned: the name may be forgotten during
+        any await in between.
         """
         mark = (ref.digest, str(ref.path))
         self._kept[mark] += 1
         try:
             yield ref
         finally:
-            self._kept -= Counter([mark])  # which drops what has come to 0
+            self._kept -= Counter([mark])  # also drops counts of 0
 
     async def find(self, name: str) -> ModelRef:
-        """Return the model of a name, alias or digest; empty: the only one there is.
+        """Return the model for a name, alias or digest; empty: the only one there is.
 
         Raises:
             ModelNotFound, InvalidModel: see the store.
-            InvalidRequest: `name` is empty and there is not exactly one model, or is too long.
+            InvalidRequest: `name` is empty and there is not exactly one model; or it is too long.
         """
         if len(name) > config.MODEL_NAME_CHARS_MAX:
             raise InvalidRequest.of("model", f"at most {config.MODEL_NAME_CHARS_MAX} characters")
@@ -56,7 +56,7 @@ class Catalog:
         return self._resident(name) or await self.store.resolve(name)
 
     async def find_to_load(self, model: str, *, name: str, keep: bool) -> ModelRef:
-        """Return the model that a load names: as `find`, or a folder's, taken in with `keep`."""
+        """Return the model that a load names: like `find`, or a folder, added only with `keep`."""
         if len(model) > config.PATH_CHARS_MAX:
             raise InvalidRequest.of("model", f"at most {config.PATH_CHARS_MAX} characters")
         if model.startswith("/"):
@@ -74,7 +74,7 @@ class Catalog:
             raise
 
     async def forget(self, name: str) -> tuple[str, ...]:
-        """Forget a name that a load gave, and return those that its folder has left.
+        """Forget a name that a load gave, and return the folder's remaining names.
 
         Raises:
             ModelNotFound, InvalidRequest: see the store.
@@ -84,7 +84,6 @@ class Catalog:
         return await self.store.forget(name, in_use=self._in_use)
 
     def _in_use(self) -> frozenset[str]:
-        """Return the digests and paths of the models that must keep a name."""
         return self._runtime.in_use().union(*self._kept)
 
     def _resident(self, name: str) -> ModelRef | None:

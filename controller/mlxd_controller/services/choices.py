@@ -1,9 +1,9 @@
-"""Several completions of one prompt: a request for each, and their streams as one.
+"""Several completions of one prompt: one request for each, their streams merged.
 
 Invariants:
-- Each choice is a stream of its own: it has its lease, moves to other workers and ends by itself.
-- The whole fails with the first choice that fails; whatever it has come to, none is left behind.
-- The worker evaluates what the choices begin with once: the others wait for the first one's.
+- Each choice is a stream of its own: it has its own lease, migration and end.
+- The whole fails with the first choice that fails; no choice outlives it.
+- The worker evaluates their common prompt once: the others wait for the first one's.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _SEEDS = 1 << 64
 
 
 def choice_ids(request_id: str, choices: int) -> tuple[str, ...]:
-    """Return the id of each choice's request; the first one's is the whole request's."""
+    """Return the request id of each choice; the first one has that of the whole request."""
     return (request_id, *(f"{request_id}.{choice}" for choice in range(1, choices)))
 
 
@@ -41,10 +41,10 @@ def split(
 
 
 async def merge(streams: Sequence[AsyncGenerator[bytes, None]]) -> AsyncGenerator[bytes, None]:
-    """Yield the messages of all streams as they come; each stream's in order.
+    """Yield the messages of all streams as they arrive, those of each stream in order.
 
     Raises:
-        Exception: what the first stream raises that fails.
+        Exception: that of the first stream to fail.
     """
     arrived: asyncio.Queue[bytes | BaseException | None] = asyncio.Queue(len(streams))
     tasks = [asyncio.create_task(_pass_on(stream, arrived)) for stream in streams]
@@ -67,12 +67,12 @@ async def merge(streams: Sequence[AsyncGenerator[bytes, None]]) -> AsyncGenerato
 async def _pass_on(
     stream: AsyncGenerator[bytes, None], arrived: asyncio.Queue[bytes | BaseException | None]
 ) -> None:
-    """Put a stream's messages into a queue, then None, or what it failed with."""
+    """Put a stream's messages into a queue, then None, or the error it failed with."""
     try:
         async with aclosing(stream):
             async for frame in stream:
                 await arrived.put(frame)
-    except Exception as error:  # noqa: BLE001 - whatever it is, the reader raises it
+    except Exception as error:  # noqa: BLE001 - the reader raises it
         await arrived.put(error)
     else:
         await arrived.put(None)

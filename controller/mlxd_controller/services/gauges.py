@@ -1,4 +1,4 @@
-"""What a status says in metrics: what has been counted, and the gauges of this moment."""
+"""A status's metrics: the controller's counters, and the gauges of the moment."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _OF_WORKERS: tuple[tuple[str, str, Callable[[WorkerFigures], float]], ...] = (
 
 
 def families_to_pb(metrics: Metrics) -> list[status_pb2.MetricFamily]:
-    """Return what the controller counts, empty families too."""
+    """Return the controller's counters and histograms, even those without samples."""
     return [
         counter_to_pb(family) if isinstance(family, Counter) else histogram_to_pb(family)
         for family in metrics.families()

@@ -1,7 +1,7 @@
-"""grpc.health.v1 of models: `models/<name>` serves while the model is ready.
+"""grpc.health.v1 of models: `models/<name>` is SERVING while the model is ready.
 
-A name that means its model no more (forgotten, or an alias taken away) has no health: a forgotten
-one from that moment, any other from the next news of its model.
+A name that no longer means its model (forgotten, or a removed alias) loses its health: a forgotten
+one at once, any other with the next change of its model.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _log = get_logger("health")
 
 
 async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> None:
-    """Keep the models' health up to date, until cancelled; every known name has one."""
+    """Keep the models' health up to date until cancelled; every known name has a health."""
     registry = _Registry(health)
     with catalog.store.telling(registry.forget):
         for ref in await _list_models(catalog):
@@ -38,19 +38,19 @@ async def follow_health(health: Health, catalog: Catalog, runtime: Runtime) -> N
                     while True:
                         await _tell(registry, catalog, await news.next())
             except QueueFull as error:
-                _log.warning("health of models is told anew", reason=error.describe())
+                _log.warning("health of models is rebuilt", reason=error.describe())
                 await asyncio.sleep(error.retry_after_s)
 
 
 class _Registry:
-    """Which names of each model were told, those of the model told longest ago first."""
+    """The names reported for each model, the model with the oldest report first."""
 
     def __init__(self, health: Health) -> None:
         self._health = health
         self._names: dict[str, tuple[str, ...]] = {}
 
     async def tell(self, digest: str, names: tuple[str, ...], *, serving: bool) -> None:
-        """Tell how a model is under all its names, and of those it had that they are no more."""
+        """Report a model's health under all its names, and drop names that it no longer has."""
         former = self._names.pop(digest, ())
         self._names[digest] = names
         if len(self._names) > MODELS_KNOWN_MAX:
@@ -62,7 +62,7 @@ class _Registry:
             await self._health.set(f"models/{name}", serving=serving)
 
     def forget(self, name: str) -> None:
-        """Tell that a name means no model any more."""
+        """Drop a name that no longer means a model."""
         for digest, names in self._names.items():
             if name in names:
                 self._names[digest] = tuple(known for known in names if known != name)
@@ -70,12 +70,12 @@ class _Registry:
 
 
 async def _list_models(catalog: Catalog) -> tuple[ModelRef | BrokenRef, ...]:
-    """Return every model, once the machine can look."""
+    """Return every model, retrying while the machine is short of something."""
     while True:
         try:
             return await catalog.store.list_models()
         except MachineShort as error:
-            _log.warning("models are looked for again", reason=error.describe())
+            _log.warning("listing models again", reason=error.describe())
             await asyncio.sleep(error.retry_after_s)
 
 

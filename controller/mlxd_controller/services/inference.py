@@ -1,17 +1,16 @@
 """InferenceService: checks a request, and has its model's workers answer it.
 
-A Generate is relayed from worker to worker (`relay`); what needs no worker to the end is asked once
-more of the next one where the first has gone.
+A Generate is relayed from worker to worker (`relay`). The other calls are repeated once, on the
+next worker, if the first one has gone.
 """
 
-# ruff: noqa: N802 - names are gRPC's
+# ruff: noqa: N802 - gRPC's names
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Iterator, Mapping
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from types import MappingProxyType
 from typing import TypeAlias
 
 import structlog
@@ -40,16 +39,12 @@ from mlxd_shared.wire.status import RemoteError
 
 DESCRIPTOR = inference_pb2.DESCRIPTOR.services_by_name["InferenceService"]
 _PRIVATE = frozenset({"worker_incarnation", "load_duration", "age", "choice"})
-"""Fields that are the controller's to set."""
-_COUNTED: Mapping[Question, type[inference_pb2.EmbedResponse | score_pb2.ScoreResponse]] = (
-    MappingProxyType(
-        {
-            Question.EMBED: inference_pb2.EmbedResponse,
-            Question.SCORE: score_pb2.ScoreResponse,
-        }
-    )
-)
-"""The answers that say how many tokens a model has evaluated for them."""
+"""Fields that only the controller sets."""
+_COUNTED: dict[Question, type[inference_pb2.EmbedResponse | score_pb2.ScoreResponse]] = {
+    Question.EMBED: inference_pb2.EmbedResponse,
+    Question.SCORE: score_pb2.ScoreResponse,
+}
+"""The answers that report how many tokens a model has evaluated for them."""
 _Asking: TypeAlias = (
     inference_pb2.TokenizeRequest
     | inference_pb2.DetokenizeRequest
@@ -59,7 +54,7 @@ _Asking: TypeAlias = (
 
 
 class InferenceService:
-    """Implements the service; answers are bytes, as they came from the worker."""
+    """Implements the service; answers are bytes, as the worker sent them."""
 
     def __init__(
         self,
@@ -117,7 +112,7 @@ class InferenceService:
                         yield frame
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
-        """Turn text into token ids, by the model's own tokenizer."""
+        """Turn text into token ids with the model's own tokenizer."""
         _refuse_private(request)
         await run_paced(text_of, request)
         return await self._ask(Question.TOKENIZE, request, context)
@@ -140,11 +135,9 @@ class InferenceService:
         await run_paced(score_from_pb, request)
         return await self._ask(Question.SCORE, request, context)
 
-    # --- parts -----------------------------------------------------------------------------------
-
     @contextmanager
     def _flight(self, request: inference_pb2.GenerateRequest, choices: int) -> Iterator[str]:
-        """Hold the request's id, made if absent, and its choices' against others with the same."""
+        """Reserve the ids of the request (made if absent) and its choices; raise if one is used."""
         if not request.request_id:
             request.request_id = uuid.uuid4().hex
         ids = choice_ids(request.request_id, choices)
@@ -163,9 +156,9 @@ class InferenceService:
         return self._allowances.spending(key, (name or ref.name, ref.name), counts)
 
     async def _ask(self, question: Question, request: _Asking, context: Context) -> bytes:
-        """Return a worker's answer, or the next one's where the first has gone meanwhile.
+        """Return a worker's answer; if the worker has gone, the next worker's.
 
-        Whoever calls has checked the request.
+        The caller has checked the request.
         """
         again, counts = True, Counts()
         with (
@@ -195,7 +188,7 @@ class InferenceService:
 
 
 def _prompt_tokens(question: Question, answer: bytes) -> int:
-    """Return the tokens that a model has evaluated for an answer."""
+    """Return how many tokens a model has evaluated for an answer; 0 if no key is charged."""
     counted = _COUNTED.get(question)
     if counted is None or current_caller.get().key is None:
         return 0
@@ -203,7 +196,7 @@ def _prompt_tokens(question: Question, answer: bytes) -> int:
 
 
 def _note_time(request: inference_pb2.GenerateRequest) -> None:
-    """Have a conversation say when it came: with any worker its template is told the same time."""
+    """Set a conversation's time if absent: its template sees the same one on every worker."""
     if request.HasField("chat") and not request.chat.HasField("now"):
         request.chat.now.GetCurrentTime()
 

@@ -1,7 +1,7 @@
-"""What a stream has said so far, so that another worker can go on with it.
+"""What a stream has sent so far, so that another worker can continue it.
 
-Messages are kept as they came and parsed in bulk: most streams end without a loss. Offsets leave no
-gap and repeat nothing; what comes after a message that breaks this is not part of the stream.
+Messages are kept as received and parsed in bulk: most streams end without a loss. Offsets leave no
+gap and repeat nothing; whatever follows a message that breaks this is not part of the stream.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from collections.abc import Sequence
 from mlxd.v1 import inference_pb2
 
 UNPARSED_NBYTES_MAX = 1 << 16
-"""So much is kept as it came; then only its token ids are, 4 bytes each."""
+"""Above this size messages are parsed, and only their token ids are kept, 4 bytes each."""
 
 
 class Journal:
-    """One stream's messages. `resumed` are the tokens that its client had before."""
+    """One stream's messages. `resumed` are the tokens that its client already had."""
 
     def __init__(self, resumed: Sequence[int] = ()) -> None:
         self._ids = array("I", resumed)
         self._frames: list[bytes] = []
         self.unparsed_nbytes = 0
-        """What is kept as it came."""
+        """The size of the messages kept as received."""
         self._seed: int | None = None
         self._prompt_tokens = 0
         self._problem = ""
         self.messages = 0
-        """How many messages there were."""
+        """How many messages have been added."""
 
     def add(self, frame: bytes) -> None:
-        """Keep one message, unread."""
+        """Keep one message, unparsed."""
         self.messages += 1
         self._frames.append(frame)
         self.unparsed_nbytes += len(frame)
@@ -38,19 +38,19 @@ class Journal:
             self._parse()
 
     def check(self, message: inference_pb2.GenerateResponse) -> str:
-        """Return what is wrong with the place of a message that would be next; "" if nothing."""
+        """Return what is wrong with the offset of the next message; "" if nothing."""
         offset = self.offset
         return self._problem or _describe_gap(message, offset)
 
     @property
     def problem(self) -> str:
-        """What a worker did wrong, and nobody has seen; "" if nothing."""
+        """What was wrong with the offsets so far; "" if nothing."""
         self._parse()
         return self._problem
 
     @property
     def offset(self) -> int:
-        """How many tokens the stream has, its client's included."""
+        """How many tokens the stream has, including those its client already had."""
         self._parse()
         return len(self._ids)
 
@@ -62,13 +62,13 @@ class Journal:
 
     @property
     def seed(self) -> int | None:
-        """The seed in force, once a worker has told it."""
+        """The seed in use, once a worker has reported it."""
         self._parse()
         return self._seed
 
     @property
     def prompt_tokens(self) -> int:
-        """How many tokens the prompt has; 0 before a worker has said so, and of further choices."""
+        """How many tokens the prompt has; 0 until a worker reports it, and for further choices."""
         self._parse()
         return self._prompt_tokens
 

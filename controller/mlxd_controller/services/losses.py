@@ -1,4 +1,4 @@
-"""What it means that a worker stops answering in the middle of a call, and how long to wait."""
+"""What it means when a worker stops answering during a call, and how long to wait."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import RemoteError
 
 GONE = (WorkerLost, ModelDraining, ShuttingDown, WrongWorker)
-"""What a request hears from, or of, a worker that is going or has gone."""
+"""The errors of a worker that is going away or has gone."""
 LEAVING_WAIT_S = 10.0
-"""What a worker that seems to be going gets to have gone; more than its grace for its streams."""
+"""How long to wait for the end of a worker that seems to be going; above its streams' grace."""
 DEADLINE_MARGIN_S = 0.1
-"""A wait for a model ends this much before the client's deadline, so that it hears why."""
+"""A wait for a model ends this long before the client's deadline, so that the client learns why."""
 _LOST = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED, grpc.StatusCode.UNKNOWN)
 _log = get_logger("inference")
 
 
 def model_wait_s(remaining_s: float | None) -> float:
-    """Return how long a request may wait for its model, `remaining_s` before its deadline."""
+    """Return how long a request with this time to its deadline may wait for its model."""
     if remaining_s is None:
         return config.LOAD_TOTAL_TIMEOUT_S
     return remaining_s - min(DEADLINE_MARGIN_S, remaining_s / 2)
@@ -41,12 +41,12 @@ def link_of(lease: Lease) -> WorkerLink:
 
 
 async def explain(error: RemoteError, lease: Lease, offset: int) -> MlxdError:
-    """Return what a broken connection means: an abort of ours, a dead worker, or itself."""
+    """Return what a broken connection means: our own abort, a dead worker, or the error itself."""
     if lease.aborted is not None:
         return lease.aborted
     if error.code not in _LOST:
         return error
-    # gRPC's own words name the worker's address, which is not the client's to know.
+    # gRPC's message contains the worker's address, which clients must not see.
     _log.warning("lost the connection to a worker", reason=error.describe())
     cause = await lease.worker.cause() or "the connection broke"
     return WorkerLost(lease.model.name, offset, cause)

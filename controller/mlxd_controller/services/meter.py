@@ -19,31 +19,30 @@ from mlxd_shared.wire.status import end_code
 
 NO_FINISH = "none"
 UNKNOWN_REASON = "unknown"
-"""The label of what a worker of another version may call a reason."""
+"""The label for a reason that only a worker of another version knows."""
 UNKNOWN_MODEL = "unknown"
-"""The label of requests that name no model of ours, so that clients cannot grow the metrics."""
+"""The label for requests that name no known model, so that clients cannot grow the metrics."""
 _REASONS = {number: reason.value for reason, number in CACHE_REASON_TO_PB.items()}
 _log = get_logger("inference")
 
 
 @dataclass(slots=True)
 class Counts:
-    """The tokens of one call; 0 until it has ended."""
+    """The token counts of one call; 0 until it has ended."""
 
     prompt_tokens: int = 0
     generated_tokens: int = 0
-    """By this call: a stream that goes on has had others before."""
+    """By this call alone: a resumed stream had others before."""
 
 
 class Meter:
     """A context around one Generate; `model` and `request_id` are set as soon as they are known."""
 
     def __init__(self, metrics: Metrics, clock: Clock) -> None:
-        """Begin to measure."""
         self.model = UNKNOWN_MODEL
         self.request_id = ""
         self.resumed = 0
-        """How many tokens the client had before."""
+        """How many tokens the client already had."""
         self.counts = Counts()
         self._metrics = metrics
         self._clock = clock
@@ -54,7 +53,7 @@ class Meter:
 
     @property
     def age_s(self) -> float:
-        """How long ago the request came."""
+        """Seconds since the request arrived."""
         return self._clock.now_s() - self._start_s
 
     def note_frame(self) -> None:
@@ -64,9 +63,9 @@ class Meter:
             self._metrics.first_token.observe(self._first_s, model=self.model)
 
     def note_break(self, tokens: int, *, prompt_tokens: int) -> None:
-        """Note that a choice's stream has no end, and what it carried up to there.
+        """Note that a choice's stream broke off, and the tokens it had carried.
 
-        prompt_tokens: of its prompt, if anything has come; 0 for further choices.
+        prompt_tokens: those of its prompt, if a message has arrived; 0 for further choices.
         """
         self._broken = True
         self.counts.prompt_tokens += prompt_tokens
@@ -84,13 +83,13 @@ class Meter:
         metrics.prompt_tokens.add(usage.prompt_tokens, model=model)
         metrics.cached_tokens.add(usage.cached_tokens, model=model)
         metrics.generated_tokens.add(generated, model=model)
-        if usage.prompt_tokens:  # of several choices only the first one's tells of the prompt
+        if usage.prompt_tokens:  # only the first of several choices reports the prompt
             lookups = metrics.cache_hits if usage.cached_tokens else metrics.cache_misses
             lookups.add(model=model, reason=_REASONS.get(usage.cache_reason, UNKNOWN_REASON))
         metrics.queue.observe(duration_from_pb(usage.queue_duration), model=model)
         metrics.load_wait.observe(duration_from_pb(usage.load_duration), model=model)
         gaps = usage.completion_tokens - 1
-        if gaps > 0 and not self.resumed and not usage.migrations:  # else it is the last worker's
+        if gaps > 0 and not self.resumed and not usage.migrations:  # otherwise it covers a part
             mean_s = duration_from_pb(usage.completion_duration) / gaps
             metrics.inter_token.observe(mean_s, times=gaps, model=model)
 

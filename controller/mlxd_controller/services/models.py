@@ -1,9 +1,9 @@
-"""ModelService: what models there are; loading, unloading, forgetting and watching them.
+"""ModelService: lists, loads, unloads, forgets and watches models.
 
-A load belongs to the scheduler: a client that goes away leaves it running. Pages are cut by name,
-so that a list that changes meanwhile skips and repeats nothing else.
+A load belongs to the scheduler and goes on when its client disconnects. Pages are cut by name, so
+that changes of the list between pages neither skip nor repeat other models.
 """
-# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+# ruff: noqa: ARG002, N802 - gRPC's names and signatures
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ class ModelService:
     async def ListModels(
         self, request: model_pb2.ListModelsRequest, context: Context
     ) -> model_pb2.ListModelsResponse:
-        """Return a page of models, by name; broken folders are listed with their error."""
+        """Return a page of models, by name; a broken folder is listed with its error."""
         if not 0 <= request.page_size <= config.PAGE_SIZE_MAX:
             limit = f"{request.page_size} is outside [0, {config.PAGE_SIZE_MAX}]"
             raise InvalidRequest.of("page_size", limit)
@@ -87,19 +87,19 @@ class ModelService:
     async def LoadModel(
         self, request: model_pb2.LoadModelRequest, context: Context
     ) -> AsyncGenerator[model_pb2.LoadModelResponse, None]:
-        """Load a model and tell of it, or only reckon whether it would fit."""
+        """Load a model and report its progress, or only compute whether it would fit."""
         spec = load_from_pb(request.options)
         if request.cancel_on_disconnect:
             raise FieldNotServed("cancel_on_disconnect")
         is_folder = request.model.startswith("/")
-        if is_folder:  # its names are its caller's to choose
+        if is_folder:  # the caller may choose its name, so the key is checked against the path
             _check_key(request.model)
         ref = await self._catalog.find_to_load(
             request.model, name=request.name, keep=not request.validate_only
         )
         if not is_folder:
             _check_key(ref.name, request.model)
-        # Of a model of mlx-lm's the rest is known once a worker has it.
+        # Only a worker can check the rest for a model that mlx-lm implements.
         check_options(ref.facts, spec, exact=not ref.facts.caches.foreign)
         if request.validate_only:
             loaded = self._runtime.state.models.get(ref.digest)
@@ -113,13 +113,13 @@ class ModelService:
                 async for model in _until_ready(news, answer):
                     yield model_pb2.LoadModelResponse(model=self._view(ref, model), fit=fit)
                     fit = None
-                if fit is not None:  # it was ready before
+                if fit is not None:  # the model was ready already
                     yield model_pb2.LoadModelResponse(model=self._view(ref), fit=fit)
 
     async def UnloadModel(
         self, request: model_pb2.UnloadModelRequest, context: Context
     ) -> model_pb2.UnloadModelResponse:
-        """Unload a model; answers when its process is gone. None is unloaded without its name."""
+        """Unload a model; answers once its process has ended. The model must be named."""
         if not request.model:
             raise InvalidRequest.of("model", "is required: nothing is unloaded unless it is named")
         grace_s = config.UNLOAD_GRACE_DEFAULT_S
@@ -143,11 +143,11 @@ class ModelService:
     async def WatchModels(
         self, request: model_pb2.WatchModelsRequest, context: Context
     ) -> AsyncGenerator[model_pb2.WatchModelsResponse, None]:
-        """Tell every model once, then each change."""
+        """Send every model once, then each change."""
         ref = await self._catalog.find(request.model) if request.model else None
         with self._runtime.changes.subscribe(None if ref is None else ref.digest) as news:
             refs = await self._catalog.store.list_models() if ref is None else (ref,)
-            # All of one moment, from which the news goes on: a slow reader is never sent back.
+            # All views are of the moment at which the news begins: a slow reader never goes back.
             views = [self._to_message(known) for known in refs]
             news.pending()
             for view in views:
@@ -161,7 +161,7 @@ class ModelService:
     async def ReadLogs(
         self, request: model_pb2.ReadLogsRequest, context: Context
     ) -> AsyncGenerator[model_pb2.ReadLogsResponse, None]:
-        """Send what a model's worker has written, and with `follow` what it goes on to write."""
+        """Send what a model's worker has written and, with `follow`, what it goes on to write."""
         if not request.model:
             raise InvalidRequest.of("model", "is required: a log is one model's")
         tail = request.tail if request.HasField("tail") else config.LINES_KEPT_MAX
@@ -257,14 +257,14 @@ def _check_keeper(keeper: Keeper | None) -> Keeper:
 
 
 def _check_worker(ref: ModelRef, worker: Worker | None) -> Worker:
-    """Return the worker whose output a model's log is, or refuse.
+    """Return the worker whose output is the model's log.
 
     Raises:
-        InvalidRequest: there is none, or it writes elsewhere.
+        InvalidRequest: there is none, or its output is elsewhere.
         ModelLoading: it has only just been started.
     """
     if worker is None:
-        raise InvalidRequest.of("model", f"{ref.name} has no worker, nor one that failed of late")
+        raise InvalidRequest.of("model", f"{ref.name} has no worker, nor one that failed recently")
     if not worker.local:
         problem = f"the worker of {ref.name} was started elsewhere, where its output is"
         raise InvalidRequest.of("model", problem)
@@ -274,8 +274,8 @@ def _check_worker(ref: ModelRef, worker: Worker | None) -> Worker:
 
 
 async def _read_output(worker: Worker, *, tail: int, follow: bool) -> AsyncGenerator[Piece, None]:
-    """Yield the last lines of a worker's output; with `follow`, the further ones to its end."""
-    if worker.process is None:  # it never listened, so that its last lines are all there is
+    """Yield the last lines of a worker's output and, with `follow`, further ones until its end."""
+    if worker.process is None:  # it never listened: these lines are all there is
         lines = worker.last_lines()[-tail:] if tail else ()
         yield Piece(lines, len(lines), missed=0)
         return
@@ -290,7 +290,7 @@ async def _read_output(worker: Worker, *, tail: int, follow: bool) -> AsyncGener
 
 
 def _check_key(*names: str) -> None:
-    """Refuse what the caller's key, if it has one, is not for; see `Key.check_model`."""
+    """Refuse models that the caller's key, if it has one, is not for; see `Key.check_model`."""
     key = current_caller.get().key
     if key is not None:
         key.check_model(*names)
@@ -299,9 +299,9 @@ def _check_key(*names: str) -> None:
 async def _until_ready(
     news: Subscription, answer: asyncio.Future[Lease | actions.Done]
 ) -> AsyncGenerator[Model, None]:
-    """Yield what happens to a model up to its being ready; raise the reason where it is not.
+    """Yield a model's changes until it is ready; raise the reason if it fails.
 
-    What is refused at once raises before anything is yielded. What follows READY is not told.
+    An immediate refusal raises before anything is yielded. Changes after READY are not yielded.
     """
     last: Model | None = None
     while not answer.done():

@@ -1,12 +1,12 @@
 """Prompts that workers died of, so that one of them does not end worker after worker.
 
 Invariants:
-- A death is held, once, against each prompt that had not produced a token on the worker that died;
-  a prompt that produces one is cleared. So neither what runs beside the culprit is suspected, nor
-  what waited behind all rows.
-- Suspects of one model go one at a time, each until its first token: of two that a worker died of,
-  the second death tells which it was, and the innocent lose their place in the queue, no more.
-- The prompts of longest ago are forgotten first, and every one after `FORGET_S`.
+- A death counts, once, against each prompt that had not produced a token on the worker that died;
+  producing one clears a prompt. So neither requests that ran beside the culprit are suspected, nor
+  requests that waited behind all rows.
+- Suspects of one model run one at a time, each until its first token: if a worker died of one of
+  two, the second death tells which, and the innocent one loses only its place in the queue.
+- The oldest suspects are forgotten first, and every one after `FORGET_S`.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from mlxd_controller.runtime.ports import Clock
 from mlxd_shared.domain.errors import PoisonPrompt
 
 DEATHS_MAX = 2
-"""A prompt that so many workers died of in a row is refused."""
+"""A prompt that this many workers in a row died of is refused."""
 
 TRIAL_WAIT_MAX_S = 5.0
-"""After so long a suspect goes on beside others: nobody waits for ever for a slow one."""
+"""After this long a suspect runs beside others: nobody waits for ever for a slow one."""
 
 PROMPTS_MAX = 1024
 FORGET_S = 600.0
@@ -40,20 +40,19 @@ class _Deaths:
     incarnations: tuple[str, ...]
     last_s: float
     cleared: asyncio.Event
-    """Set once the prompt has got on: whoever waits for its trial need not wait any more."""
+    """Set once the prompt is cleared, so that requests need not wait for its trial."""
 
 
 class Quarantine:
     """One owner: the controller's event loop."""
 
     def __init__(self, clock: Clock) -> None:
-        """Suspect nothing."""
         self._clock = clock
         self._deaths: OrderedDict[bytes, _Deaths] = OrderedDict()
         self._trials: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     def check(self, key: bytes, model: str) -> None:
-        """Let a prompt pass.
+        """Check a prompt.
 
         Raises:
             PoisonPrompt: DEATHS_MAX workers in a row died of it.
@@ -65,7 +64,7 @@ class Quarantine:
             raise PoisonPrompt(model, len(deaths.incarnations), left_s)
 
     def note_death(self, key: bytes, incarnation: str) -> None:
-        """Note that a worker died before this prompt had brought anything forth on it."""
+        """Note that a worker died before this prompt had produced a token on it."""
         deaths = self._deaths.pop(key, None) or _Deaths((), 0.0, asyncio.Event())
         before = deaths.incarnations
         if incarnation not in before:
@@ -75,17 +74,17 @@ class Quarantine:
             self._deaths.popitem(last=False)
 
     def clear(self, key: bytes) -> None:
-        """Suspect a prompt no more: a worker has gone on from it."""
+        """Clear a prompt: a worker has produced a token from it."""
         deaths = self._deaths.pop(key, None)
         if deaths is not None:
             deaths.cleared.set()
 
     @asynccontextmanager
     async def trial(self, key: bytes, *, digest: str, model: str) -> AsyncIterator[None]:
-        """Hold a model's only place for suspects, if the prompt is one; leave at its first token.
+        """Hold the model's one place for suspects if the prompt is one; leave at its first token.
 
         Raises:
-            PoisonPrompt: it was found out meanwhile, as somebody else's.
+            PoisonPrompt: another request has proved the prompt fatal meanwhile.
         """
         deaths = self._deaths.get(key)
         if deaths is None:
@@ -110,7 +109,7 @@ class Quarantine:
 
 
 async def _acquire_unless(place: asyncio.Lock, *, unless: asyncio.Event, wait_s: float) -> bool:
-    """Return whether `place` was to be had in time, and before `unless` was set."""
+    """Return whether `place` was acquired within the time and before `unless` was set."""
     if not place.locked():
         return await place.acquire()
     taking = asyncio.create_task(place.acquire())
@@ -128,7 +127,7 @@ async def _acquire_unless(place: asyncio.Lock, *, unless: asyncio.Event, wait_s:
 
 
 def key_of(request: inference_pb2.GenerateRequest, digest: str) -> bytes:
-    """Return what names a prompt of a model: a hash over what a worker is given to work on."""
+    """Return the hash that identifies a model's prompt: of everything a worker works on."""
     content = inference_pb2.GenerateRequest(model=digest)
     match request.WhichOneof("prompt"):
         case "text":
@@ -137,7 +136,7 @@ def key_of(request: inference_pb2.GenerateRequest, digest: str) -> bytes:
             content.tokens.CopyFrom(request.tokens)
         case _:
             content.chat.CopyFrom(request.chat)
-            content.chat.ClearField("now")  # another one for each request
+            content.chat.ClearField("now")  # differs for each request
     if request.HasField("response_format"):
         content.response_format.CopyFrom(request.response_format)
     return hashlib.sha256(content.SerializeToString(deterministic=True)).digest()

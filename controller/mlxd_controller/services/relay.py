@@ -1,11 +1,11 @@
-"""One Generate, from worker to worker until it has ended: lease, relay, and go on after a loss.
+"""Relays one Generate from worker to worker until it ends: lease, relay, continue after a loss.
 
 Invariants:
-- A lease is held from before the first byte to after the last, and released however the call ends.
-- Messages are relayed unparsed, and kept as bytes, while the stream has one worker. After a loss
-  the next one is given the prompt, the tokens so far and the seed, and its messages are checked.
-- Streams that an operator, a shutdown or their own request ends at a loss are not continued.
-- Every wait and count is bounded; a prompt that workers die of is refused (`quarantine`).
+- A lease is held from before the first byte until after the last; it is always released.
+- While a stream has one worker, its messages are relayed unparsed, and kept as bytes. After a loss
+  the next worker gets the prompt, the tokens so far and the seed, and its messages are checked.
+- Streams ended by an operator, a shutdown or their own request are not continued.
+- Every wait and count has a limit; a prompt that workers die of is refused (`quarantine`).
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from mlxd_shared.wire.records import duration_to_pb
 from mlxd_shared.wire.status import RemoteError
 
 MOVES_MAX = 16
-"""How many workers more one request may be sent to."""
+"""How many more workers a request may be sent to."""
 STARTS_MAX = 1
-"""How many loads more it may wait for after one that was ended by a signal."""
+"""How many more loads a request may wait for after one that a signal ended."""
 QUEUED_MAX_S = 60.0
-"""How long a stream that has begun waits for a place in a full worker's queue."""
-QUEUED_STEP_S = 2.0  # at most, before it asks again
+"""How long a stream that has begun waits for a place in the queue of a full worker."""
+QUEUED_STEP_S = 2.0  # at most, before it tries again
 _log = get_logger("inference")
 
 
 class _BadWorker(Exception):
-    """A worker that lives sent what cannot be the next message of the stream: a bug of its own."""
+    """A live worker sent what cannot be the stream's next message: a bug in the worker."""
 
 
 class Relay:
-    """Serves one request. `request` is changed with each worker that it is sent to.
+    """Serves one request. `request` is updated for each worker that it is sent to.
 
-    `key` names its prompt to the quarantine.
+    `key` identifies its prompt in the quarantine.
     """
 
     def __init__(
@@ -84,8 +84,8 @@ class Relay:
 
         Raises:
             PoisonPrompt: workers have died of this prompt.
-            WorkerLost: the worker died, and the stream cannot or may not go on.
-            MlxdError: what the scheduler or the worker has against it.
+            WorkerLost: the worker died, and the stream cannot or may not continue.
+            MlxdError: the scheduler or the worker refused it.
         """
         ref = self._ref
         try:
@@ -121,9 +121,9 @@ class Relay:
             raise
 
     async def _acquire_lease(self, leases: AsyncExitStack, context: Context) -> Lease:
-        """Return a lease that `leases` holds; one whose load a signal has ended is asked for again.
+        """Return a lease held by `leases`; ask again after a load that a signal ended.
 
-        To a stream that has begun a refusal is a loss.
+        For a stream that has begun, a refusal counts as a loss.
         """
         while True:
             lease_context = self._runtime.lease(
@@ -149,10 +149,10 @@ class Relay:
     async def _relay(
         self, lease: Lease, trial: AsyncExitStack, context: Context
     ) -> AsyncGenerator[bytes, None]:
-        """Yield what one worker says, from where the stream stands; `trial` ends with the first."""
+        """Yield one worker's messages from the current offset; the first one ends `trial`."""
         self._prepare()
         self._has_frame = False
-        if (code := lease.worker.exit_code) is not None:  # while this waited for its trial
+        if (code := lease.worker.exit_code) is not None:  # it ended during the wait for the trial
             raise self._lost_error(lease.worker.describe_end(code))
         try:
             stream = link_of(lease).generate(
@@ -187,7 +187,7 @@ class Relay:
         self._meter.complete(message)
 
     def _prepare(self) -> None:
-        """Have the request say where the stream stands."""
+        """Update the request to the stream's current position."""
         request, journal = self._request, self._journal
         request.load_duration.CopyFrom(duration_to_pb(self._waited_s))
         request.age.CopyFrom(duration_to_pb(self._meter.age_s))
@@ -200,7 +200,7 @@ class Relay:
             request.sampling.seed = journal.seed
 
     def _adapt(self, frame: bytes) -> bytes:
-        """Return a later worker's message as one of the stream, which has begun long ago."""
+        """Turn a later worker's message into the next one of a stream that has begun."""
         message = inference_pb2.GenerateResponse.FromString(frame)
         problem = self._journal.check(message)
         if problem:
@@ -213,7 +213,7 @@ class Relay:
         return message.SerializeToString()
 
     async def _read(self, stream: RawStream, lease: Lease) -> bytes | None:
-        """Return the next message; raise what ended the stream, an abort of ours first of all."""
+        """Return the next message; raise what ended the stream, first of all our own abort."""
         if lease.aborted is not None:
             raise lease.aborted
         try:
@@ -225,10 +225,10 @@ class Relay:
         return frame
 
     async def _move(self, loss: MlxdError, lease: Lease, context: Context) -> None:
-        """Return once the stream may be sent to a worker again: the next one, if it was lost.
+        """Return once the stream may be sent again: to the next worker, if the last one was lost.
 
         Raises:
-            MlxdError: `loss`, where it may not; PoisonPrompt.
+            MlxdError: `loss`, if it may not; PoisonPrompt.
         """
         if isinstance(loss, QueueFull):
             await self._queue_again(loss, context)
@@ -254,7 +254,7 @@ class Relay:
         _log.warning("sent to another worker", reason=loss.describe(), offset=self._journal.offset)
 
     async def _queue_again(self, full: QueueFull, context: Context) -> None:
-        """Wait, within bounds, for a place with a worker that is to go on with the stream.
+        """Wait, within limits, for a place in the queue of a worker that can continue the stream.
 
         Raises:
             WorkerLost: there will be none in time.

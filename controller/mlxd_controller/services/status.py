@@ -1,9 +1,9 @@
 """StatusService: the controller's view of itself, its workers and its memory.
 
-It never waits for a worker longer than STATUS_WAIT_S, and asks none that said it less than
-STATUS_RECENT_S ago, however many want to know; figures that came earlier say so.
+It never waits longer than STATUS_WAIT_S for a worker, and polls no worker that answered within
+STATUS_RECENT_S, however many callers ask; older figures carry their age.
 """
-# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+# ruff: noqa: ARG002, N802 - gRPC's names and signatures
 
 from __future__ import annotations
 

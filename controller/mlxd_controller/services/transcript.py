@@ -1,7 +1,7 @@
-"""Prompts and outputs in the log, for an operator who asked for them (`--log-content`).
+"""Prompts and outputs in the log, for operators who enable it (`--log-content`).
 
-Off by default, and then no frame is parsed for it. What one request logs is bounded, and so is what
-is read and written for that: a large conversation is not rendered to be cut, nor on the event loop.
+Off by default; no message is parsed for it then. The size of each entry is bounded, and so is the
+work: a large conversation is never rendered whole only to be cut, nor on the event loop.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.intake import run_paced
 
 _ITEM_CHARS = 2
-"""The least that an item of a list takes in JSON beside its texts: {} or quotation marks."""
+"""The least that a list item adds in JSON besides its texts: {} or quotation marks."""
 
 _log = get_logger("content")
 
 
 class Transcript:
-    """What was asked and answered in one Generate."""
+    """The prompt and output of one Generate."""
 
     def __init__(self, *, wanted: bool) -> None:
-        """Collect only if `wanted`."""
         self._wanted = wanted
         self._parts: dict[int, list[str]] = {}
         self._room_chars = config.LOGGED_CHARS_MAX
 
     def note_frame(self, frame: bytes) -> None:
-        """Note a message of the stream."""
+        """Collect a message's output."""
         if self._wanted and self._room_chars > 0:
             message = inference_pb2.GenerateResponse.FromString(frame)
             text = _text_of_message(message)[: self._room_chars]
@@ -42,9 +41,9 @@ class Transcript:
 
     @asynccontextmanager
     async def of(self, request: inference_pb2.GenerateRequest) -> AsyncIterator[None]:
-        """Log the prompt and what was answered to it when the request ends, however it ends.
+        """Log the prompt and the output when the request ends, however it ends.
 
-        Several choices are logged one behind the other, with line ends between them.
+        Several choices are logged one after another, separated by line ends.
         """
         if not self._wanted:
             yield
@@ -58,7 +57,7 @@ class Transcript:
 
 
 def prompt_of(request: inference_pb2.GenerateRequest, limit: int) -> str | list[int]:
-    """Return a prompt as it was given, a conversation as JSON; at most `limit` of it."""
+    """Return at most `limit` characters or ids of a prompt as given, a conversation as JSON."""
     if request.HasField("chat"):
         chat = inference_pb2.ChatPrompt()
         _copy(request.chat, chat, limit)
@@ -67,10 +66,10 @@ def prompt_of(request: inference_pb2.GenerateRequest, limit: int) -> str | list[
 
 
 def _copy(source: Message, target: Message, room: int) -> int:
-    """Copy what can show in the first `room` characters of JSON; return how many are left.
+    """Copy what can appear in the first `room` characters of JSON; return the room left.
 
-    Fields come in the order in which JSON has them, and JSON is no shorter than the texts in it: so
-    whatever is left out or cut here lies behind those characters.
+    Fields come in JSON's order, and JSON is no shorter than the texts in it: whatever is left out
+    or cut here lies beyond those characters.
     """
     for field, value in source.ListFields():
         if room <= 0:
@@ -96,7 +95,7 @@ def _copy(source: Message, target: Message, room: int) -> int:
 
 
 def _text_of_message(message: inference_pb2.GenerateResponse) -> str:
-    """Return all that a message tells of the output, reasoning and calls too."""
+    """Return all output in a message, including reasoning and calls."""
     if not message.parts:
         return message.text
     return "".join(

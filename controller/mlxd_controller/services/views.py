@@ -1,4 +1,4 @@
-"""Models, workers and reports as messages of the wire. Reads, never changes."""
+"""Models, workers and fit reports as messages of the wire."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mlxd_shared.wire.records import duration_to_pb, timestamp_to_pb, write
 
 
 def phase_to_pb(phase: phases.Phase) -> types_pb2.ModelState.ValueType:
-    """Return the wire's name of a phase, which is that of its class."""
+    """Return the wire's name of a phase: its class's."""
     return types_pb2.ModelState.Value(f"MODEL_STATE_{type(phase).__name__.upper()}")
 
 
@@ -36,7 +36,7 @@ def broken_to_pb(ref: BrokenRef) -> types_pb2.Model:
 def model_to_pb(
     ref: ModelRef, model: Model | None, worker: Worker | None, clock: Clock
 ) -> types_pb2.Model:
-    """Return a model as it is. `model` and `worker` are None where it was never asked for."""
+    """Return a model's state; `model` and `worker` are None if it was never requested."""
     spec = ref.configured if model is None else model.spec
     pb = types_pb2.Model(
         name=ref.name,
@@ -106,7 +106,7 @@ def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
 
 
 def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_pb2.FitReport:
-    """Return a fit report; `names` are the models' names by digest."""
+    """Return a fit report; `names` maps digests to names."""
     plan = report.plan
     return types_pb2.FitReport(
         model=ref.name,
@@ -141,7 +141,7 @@ def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_
 
 
 def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb2.WorkerStatus:
-    """Return a worker's status; `model` is None where the scheduler has no use for it any more."""
+    """Return a worker's status; `model` is None once the scheduler has dropped the worker."""
     figures = _figures(worker, clock)
     if worker.exit_code is not None:
         figures = _without_holdings(replace(figures, exit_code=worker.exit_code))
@@ -157,13 +157,13 @@ def worker_to_pb(worker: Worker, model: Model | None, clock: Clock) -> status_pb
 
 
 def _figures(worker: Worker, clock: Clock) -> WorkerFigures:
-    """Return what the worker has said, and its plan where it has said nothing yet."""
+    """Return the worker's own figures, completed from its plan and the system's."""
     own, plan, process = worker.figures or WorkerFigures(), worker.plan, worker.process
     age_s, memory = own.age_s, own.memory
     if process is not None and worker.resident_nbytes is not None:
         memory = replace(memory, resident_nbytes=worker.resident_nbytes)
     if worker.figures is not None:
-        # A worker that is busy tells figures of some age itself; since then they have aged here.
+        # A busy worker reports figures of some age; they have aged further since.
         age_s = (own.age_s or 0.0) + max(0.0, clock.now_s() - worker.figures_s)
     return replace(
         own,
@@ -186,7 +186,7 @@ def _figures(worker: Worker, clock: Clock) -> WorkerFigures:
 
 
 def _without_holdings(figures: WorkerFigures) -> WorkerFigures:
-    """Drop what a process holds only while it lives; the most that MLX ever held stays."""
+    """Drop what a process holds only while alive; the peak of MLX stays."""
     return replace(
         figures,
         memory=MemoryFigures(mlx_peak_nbytes=figures.memory.mlx_peak_nbytes),

@@ -1,1 +1,1 @@
-"""Where models come from: folders and stores on this machine, read by headers alone."""
+"""Where models come from: folders and stores on this machine, of which only headers are read."""

@@ -3,14 +3,14 @@
     {"version": 1, "aliases": {"small": "org/name", "work": "org/name@v2", "claude-*": "org/name"}}
 
 Invariants:
-- One that ends with `*` is a pattern: it means what every name that begins so means where nothing
-  else has that name. Of several the longest counts. Patterns are no names, and not among places.
-- It is read whole or refused whole, and replaced at once, by one writer at a time.
+- A name ending with `*` is a pattern: it stands for every name with that beginning that nothing
+  else has. The longest matching pattern counts. Patterns are not names, and not listed as places.
+- The file is read whole or refused whole, and replaced atomically, by one writer at a time.
 - An alias means a model, never another alias.
-- A file that is damaged, or on a disk that fails, hides no model of another place: it is listed
-  under its own name with its error, and a request for a name that is found nowhere else, and so may
-  be an alias, fails with it. Until it can be read no name is forgotten, for it may be a target.
-- What the whole machine lacks, such as open files, is raised: no other place can be read then.
+- A damaged file, or one on a failing disk, hides no model of another store: it is listed under its
+  own name with its error, and a request for a name found nowhere else, which may be an alias, fails
+  with that error. Until it can be read no name is forgotten, because it may be a target.
+- A shortage of the whole machine, such as of open files, is raised: no store can be read then.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ Unreadable = InvalidModel | MachineShort
 
 
 def read_aliases(folder: Path) -> Mapping[str, str]:
-    """Return what each alias means; none where there is no file. Blocks on the disk.
+    """Return what each alias means; nothing if there is no file. Blocks on the disk.
 
     Raises:
         InvalidModel: the file is damaged; names the alias.
@@ -54,7 +54,7 @@ def read_aliases(folder: Path) -> Mapping[str, str]:
     )
     for alias, target in aliases.items():
         if not is_name(target):
-            raise InvalidModel(f"{target!r:.80} is not for it", ALIASES_FILE, f"{alias:.80}")
+            raise InvalidModel(f"{target!r:.80} is not a name", ALIASES_FILE, f"{alias:.80}")
         if target in aliases:
             raise InvalidModel(f"means {target}, an alias itself", ALIASES_FILE, alias)
     return aliases
@@ -65,11 +65,11 @@ def _may_be(text: str) -> bool:
 
 
 def set_alias(folder: Path, alias: str, target: str) -> None:
-    """Have an alias or a pattern mean a model from now on; the directory is made if need be.
+    """Make an alias or a pattern mean a model; the directory is created if need be.
 
     Raises:
-        InvalidRequest: one of them is no name, or an alias where a model belongs, or the other way.
-        QueueFull: there are as many aliases as may be.
+        InvalidRequest: one is not a name, the model is an alias, or aliases mean the alias.
+        QueueFull: the maximum number of aliases is reached.
         InvalidModel: the file is damaged, or cannot be written.
     """
     if not is_pattern(alias):
@@ -99,7 +99,7 @@ def remove_alias(folder: Path, alias: str) -> None:
     """Forget an alias.
 
     Raises:
-        ModelNotFound: there is none of this name.
+        ModelNotFound: there is no such alias.
         InvalidModel: the file is damaged, or cannot be written.
     """
 
@@ -122,21 +122,21 @@ def _change(folder: Path, change: Callable[[dict[str, str]], None]) -> None:
 
 
 class AliasPlaces:
-    """The aliases in a directory, as they are whenever somebody asks. Blocks on the disk."""
+    """The aliases in a directory, read afresh at each call. Blocks on the disk."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Take the directory; None: there are no aliases."""
+        """folder: None means that there are no aliases."""
         self._folder = folder
 
     def places(
         self, lead: Callable[[str], Place | None], wanted: str | None = None
     ) -> dict[str, Place]:
-        """Return what aliases lead to, all or the one that is wanted.
+        """Return where aliases lead, all of them or the one that is wanted.
 
-        lead: returns what is under a name that is no alias.
+        lead: returns the place of a name that is not an alias.
 
         Raises:
-            MachineShort: the machine lacks what it takes to look anywhere.
+            MachineShort: the machine lacks a resource without which nothing can be read.
         """
         if self._folder is None:
             return {}
@@ -150,9 +150,9 @@ class AliasPlaces:
         return places
 
     def find_by_pattern(self, name: str, lead: Callable[[str], Place | None]) -> Place | None:
-        """Return what the longest pattern leads to that means a name; None: none does.
+        """Return where the longest pattern that matches a name leads; None if none matches.
 
-        lead: as `places` has it.
+        lead: as for `places`.
 
         Raises:
             InvalidModel, MachineShort: the aliases cannot be read; names their file.
@@ -168,7 +168,7 @@ class AliasPlaces:
         return lead(target) or self._broken_place(alias, dangling)
 
     def check_is_none(self, name: str) -> None:
-        """Raise why it is not known whether a name is an alias, if it is not.
+        """Check that the aliases can be read, so that a name is known not to be one of them.
 
         Raises:
             InvalidModel, MachineShort: the aliases cannot be read; names their file.
@@ -176,7 +176,7 @@ class AliasPlaces:
         self._read_for(name)
 
     def targets(self) -> frozenset[str] | Unreadable:
-        """Return what aliases mean, or why that is not known: any name may be one of them."""
+        """Return what aliases mean, or why that is unknown, in which case any name may be one."""
         try:
             aliases = self._read()
         except MachineShort as short:
@@ -197,7 +197,7 @@ class AliasPlaces:
         try:
             return read_aliases(self._folder)
         except InvalidModel as error:
-            return replace(error)  # without what led to it, which holds the file
+            return replace(error)  # without its cause, which keeps the file's content alive
         except MachineShort as short:
             cause = short.__cause__
             if isinstance(cause, OSError) and cause.errno in OF_THE_DISK:
@@ -210,7 +210,6 @@ class AliasPlaces:
 
 
 def _extend_error(error: Unreadable, words: str) -> Unreadable:
-    """Return an error that says more."""
     if isinstance(error, InvalidModel):
         return replace(error, problem=f"{error.problem}; {words}")
     return replace(error, doing=f"{error.doing}; {words}")

@@ -1,11 +1,11 @@
-"""A model's folder to what plans reckon with, or the reason why no worker could load it.
+"""Reads a model's folder into the facts that plans use, or the reason why no worker can load it.
 
 Invariants:
-- What describes a model here describes it for the worker that loads it. No weights are read but the
-  digest's samples: a folder of any size takes milliseconds.
-- A model is read again only when one of its files has changed (name, size or time of change), on a
-  thread, each model by one at a time.
-- An error is kept without what led to it: that would hold on to all that was being read.
+- The description read here is also the one that the worker loads by. Of the weights only the
+  digest's samples are read: a folder of any size takes milliseconds.
+- A model is read again only when one of its files has changed (name, size or modification time), on
+  a thread, and by one reader at a time.
+- An error is kept without its cause, which would keep everything that was read alive.
 """
 
 from __future__ import annotations
@@ -37,23 +37,23 @@ from mlxd_shared.domain.requests import SamplingOptions
 from mlxd_shared.wire.status import shorten
 
 READINGS_MAX = 4 * MODELS_MAX
-"""Of places, the latest: clients may have any folder looked at."""
+"""How many readings are kept, the latest ones: clients may name any folder."""
 
 
 @dataclass(frozen=True, slots=True)
 class Folder:
-    """What reading a model gave."""
+    """The result of reading a model."""
 
     digest: str
     facts: ModelFacts
     defaults: SamplingOptions
     has_pooling: bool
-    """Whether they say how texts become vectors."""
+    """Whether its files say how to pool its texts into vectors."""
     has_chat_template: bool
 
 
 def ref_of(place: Place, folder: Folder, names: Sequence[str] = ()) -> ModelRef:
-    """Return the model of a place under `names`, or under the place's own."""
+    """Return the model at a place, under `names` or under the place's own name."""
     name, *aliases = names or (place.name,)
     return ModelRef(
         digest=folder.digest,
@@ -71,12 +71,12 @@ def ref_of(place: Place, folder: Folder, names: Sequence[str] = ()) -> ModelRef:
 def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
     """Return a model's digest and facts. Blocks on the disk.
 
-    foreign: what describes models that mlx-lm alone has an architecture for.
+    foreign: describes models that only mlx-lm implements.
 
     Raises:
         InvalidModel: no worker could load it: its config, generation_config.json or tensors cannot
-            be served, there is no tokenizer, its chat template cannot be read, or a file that
-            another one names is missing.
+            be served, it has no tokenizer, its chat template cannot be read, or a file named by
+            another file is missing.
     """
     files = files_of(source)
     check_modules(files)
@@ -98,7 +98,7 @@ class Entry:
 
     @property
     def digest(self) -> str | None:
-        """The identity, where it could be read."""
+        """Its digest, if it could be read."""
         return None if self.folder is None else self.folder.digest
 
 
@@ -106,17 +106,16 @@ class Readings:
     """Entries by path. Used from the event loop."""
 
     def __init__(self, foreign: Family[Any] = FOREIGN) -> None:
-        """Have read nothing yet; `foreign` as `read_folder` has it."""
         self._foreign = foreign
         self._entries: dict[Path, Entry] = {}
         self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
     def last(self, path: Path) -> Entry | None:
-        """Return what was last read there."""
+        """Return the last reading of a path."""
         return self._entries.get(path)
 
     async def read(self, path: Path) -> Entry:
-        """Return what is there now."""
+        """Return what is at a path now."""
         async with self._turns.setdefault(path, asyncio.Lock()):
             entry = await asyncio.to_thread(_read, path, self._entries.get(path), self._foreign)
             self._entries.pop(path, None)
@@ -126,7 +125,7 @@ class Readings:
             return entry
 
     async def read_good(self, path: Path) -> Folder:
-        """Return what is there now; raises what keeps it from being served."""
+        """Return the model at a path now; raise the reason if it cannot be served."""
         entry = await self.read(path)
         if entry.error is not None:
             raise replace(entry.error)
@@ -149,5 +148,5 @@ def _read(path: Path, before: Entry | None, foreign: Family[Any]) -> Entry:
 
 
 def _shorten(error: InvalidModel) -> InvalidModel:
-    """Return an error as it is kept and listed: what a file says in it may have any length."""
+    """Return an error as it is kept: the texts of files in it may have any length."""
     return InvalidModel(shorten(error.problem), shorten(error.file), shorten(error.field))

@@ -1,4 +1,4 @@
-"""Paths that somebody wrote, to the model folders that they lead to. Blocks on the disk."""
+"""User-given paths to the model folders that they lead to. Blocks on the disk."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ def existing_folder(path: Path) -> Path:
     """Return the folder that `path` leads to.
 
     Raises:
-        ModelNotFound: none, or none that may be looked at.
-        InvalidModel: it leads to weights of another engine.
-        InvalidRequest: its own path is not text.
+        ModelNotFound: there is none, or it cannot be accessed.
+        InvalidModel: it leads to weights for another engine.
+        InvalidRequest: the resolved path is not text.
     """
     try:
         if path.is_dir():
@@ -33,10 +33,10 @@ def existing_folder(path: Path) -> Path:
 
 
 def resolve_folder(path: Path) -> Path:
-    """Return the path without links, which messages can carry.
+    """Return the path without links, checked to be encodable in messages.
 
     Raises:
-        InvalidRequest: it is not text, or a loop of links.
+        InvalidRequest: it is not UTF-8, or a loop of links.
     """
     try:
         path = path.resolve()

@@ -1,12 +1,12 @@
-"""The cache of Hugging Face's libraries: what they have downloaded, under the names it has there.
+"""The cache of Hugging Face's libraries: what they have downloaded, under the hub's names.
 
     ROOT/models--ORG--NAME/refs/REVISION           a commit
     ROOT/models--ORG--NAME/snapshots/COMMIT/FILE   a link to ../../blobs/ETAG
 
 A model is ORG/NAME, which is its revision `main`, or ORG/NAME@REVISION: a branch, tag or commit.
 
-The cache is never written. No part of a name becomes a part of a path that could lead out: `..`,
-separators and links that leave the repository's folder are refused.
+The cache is never written to. No part of a name can lead out of it: `..`, separators, and links
+that leave the repository's folder are refused.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class HubShelf:
     kind = StoreKind.HUB
 
     def __init__(self, root: Path) -> None:
-        """Take the cache's directory; one that is not there has no models."""
+        """root: the cache's directory; if it is missing there are no models."""
         self._root = root
 
     def places(self) -> Iterator[Place]:
-        """Give each revision that has a name and weights; see Shelf."""
+        """Yield each revision that has a name and weights; see Shelf."""
         for folder in entries(self._root):
             repository = _repository_of(folder)
             if repository is not None and is_folder(self._root / folder):
                 yield from self._revisions(repository, self._root / folder)
 
     def find(self, name: str) -> Place | None:
-        """Return where a revision's snapshot is; see Shelf."""
+        """Return the place of a revision's snapshot; see Shelf."""
         repository, _, revision = name.partition("@")
         parts = repository.split("/")
         if len(parts) > 2 or not all(_is_part(part) and "--" not in part for part in parts):
@@ -74,29 +74,29 @@ class HubShelf:
         except MlxdError as error:
             yield Place(repository, folder, self.kind, error)
             return
-        named: set[str] = set()
         refs = list(_refs(folder / _REFS, depth=REF_DEPTH_MAX))[:REFS_MAX]
-        for revision in refs:
-            name = repository if revision == MAIN else f"{repository}@{revision}"
-            if is_name(name):
-                place = self._follow_ref(name, folder, folder / _REFS / revision)
-                named.add(place.path.name)
-                if place.error is not None or _might_be_served(place.path):
-                    yield place
-        for commit in entries(folder / HUB_SNAPSHOTS):
-            if commit not in named and _COMMIT.fullmatch(commit):
-                place = self._place(f"{repository}@{commit}", folder, commit)
-                if place.error is not None or _might_be_served(place.path):
-                    yield place
+        names = {ref: repository if ref == MAIN else f"{repository}@{ref}" for ref in refs}
+        places = [
+            self._follow_ref(name, folder, folder / _REFS / ref)
+            for ref, name in names.items()
+            if is_name(name)
+        ]
+        named = {place.path.name for place in places}
+        places += [
+            self._place(f"{repository}@{commit}", folder, commit)
+            for commit in entries(folder / HUB_SNAPSHOTS)
+            if commit not in named and _COMMIT.fullmatch(commit)
+        ]
+        yield from (p for p in places if p.error is not None or _might_be_served(p.path))
 
     def _follow_ref(self, name: str, folder: Path, ref: Path) -> Place:
-        """Return where the commit is that a ref's file names."""
+        """Return the place of the commit that a ref's file names."""
         try:
             check_inside(ref, self._root.resolve(), name=_shorten_path(folder, ref))
             raw = read_file(ref, bytes_max=REF_BYTES_MAX, name=_shorten_path(folder, ref)) or b""
             commit = raw.decode("ascii", errors="replace").strip()
             if not _COMMIT.fullmatch(commit):
-                raise InvalidModel(f"{commit!r:.80} is no commit", file=_shorten_path(folder, ref))
+                raise InvalidModel(f"{commit!r:.80} is not a commit", _shorten_path(folder, ref))
         except MlxdError as error:
             return Place(name, ref, self.kind, error)
         return self._place(name, folder, commit)
@@ -115,7 +115,7 @@ class HubShelf:
 
 
 def _repository_of(folder: str) -> str | None:
-    """Return the name of the repository that a directory of the cache is of."""
+    """Return the repository that a directory of the cache belongs to."""
     parts = folder.removeprefix(HUB_REPOSITORY_PREFIX).split("--")
     if not folder.startswith(HUB_REPOSITORY_PREFIX) or len(parts) > 2:
         return None
@@ -127,7 +127,7 @@ def _is_part(text: str) -> bool:
 
 
 def _refs(folder: Path, *, depth: int) -> Iterator[str]:
-    """Give the revisions that have a ref; a branch's name may hold separators."""
+    """Yield the revisions that have a ref; a branch's name may contain separators."""
     for name in entries(folder):
         path = folder / name
         if path.is_symlink() or not _is_part(name):
@@ -139,11 +139,11 @@ def _refs(folder: Path, *, depth: int) -> Iterator[str]:
 
 
 def _might_be_served(snapshot: Path) -> bool:
-    """Return whether a snapshot is of a model, or of a part of one, rather than of other things."""
+    """Return whether a snapshot holds a model, at least in part."""
     names = entries(snapshot)
     return CONFIG_FILE in names and any(name.endswith(_WEIGHTS) for name in names)
 
 
 def _shorten_path(folder: Path, path: Path) -> str:
-    """Return a path in a repository's folder as errors tell it."""
+    """Return a path in a repository's folder as errors show it."""
     return str(path.relative_to(folder.parent))

@@ -1,4 +1,4 @@
-"""What the configuration fixes for loads of models, by the names that it has for them."""
+"""The options that the configuration fixes for loads, by the names it uses for models."""
 
 from __future__ import annotations
 
@@ -17,29 +17,29 @@ _log = get_logger("store")
 
 @dataclass(frozen=True, slots=True)
 class LoadDefaults:
-    """Options of loads, by a model's name, alias or digest."""
+    """Load options by a model's name, alias or digest."""
 
     specs: Mapping[str, LoadSpec] = field(default_factory=dict)
 
     def find(self, names: Iterable[str]) -> LoadSpec:
-        """Return what is fixed for the model of these names; nothing, where none is configured."""
+        """Return the options fixed for a model with these names; the default if there are none."""
         return next((self.specs[name] for name in names if name in self.specs), NOTHING_FIXED)
 
 
 async def check_load_defaults(defaults: LoadDefaults, store: ModelStore) -> None:
-    """Look every configured model up, which makes its name known to the store.
+    """Look up every configured model, which makes its name known to the store.
 
-    One that is not there, or cannot be read, may be there later: the log says so.
+    A model that is missing or unreadable may appear later: it is only logged.
 
     Raises:
-        InvalidRequest: a model cannot have what is fixed for it, or two names mean one model.
+        InvalidRequest: a model cannot have its fixed options, or two names mean one model.
     """
     seen: dict[str, str] = {}
     for name, spec in defaults.specs.items():
         try:
             ref = await store.resolve(name)
         except MlxdError as error:
-            _log.warning("a configured model is not there", model=name, reason=error.describe())
+            _log.warning("a configured model is missing", model=name, reason=error.describe())
             continue
         if ref.digest in seen:
             problem = f"is the model of {seen[ref.digest]!r} too: configure it under one name"

@@ -1,44 +1,40 @@
-"""Names that loads gave to folders: how many there may be, and which is forgotten for a new one.
+"""Names that loads gave to folders: how many there may be, and which one is forgotten for another.
 
-A folder has at most FOLDER_NAMES_MAX of them, all folders together LOADED_NAMES_MAX. Where the
-latter is reached, the name that was used longest ago and that nobody needs makes room. A name means
-one folder until it is forgotten.
+A folder has at most FOLDER_NAMES_MAX of them, all folders together LOADED_NAMES_MAX. At the latter
+limit, the least recently used name that nobody needs makes room. A name means one folder until it
+is forgotten.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 
 Needed = Callable[[str, Path], bool]
-"""Whether a name of a folder must stay."""
+"""Whether a folder's name must stay."""
 
 
 class LoadedNames(dict[str, Path]):
-    """Folders by name, the name that was used longest ago first; see `give` and `restore`."""
-
-    def restore(self, names: Mapping[str, Path]) -> None:
-        """Take in names that were given before, the oldest first."""
-        self.update(names)
+    """Folders by name, the least recently used name first; see `give`."""
 
     def of(self, path: Path) -> tuple[str, ...]:
         """Return the names of a folder, in alphabetical order."""
         return tuple(sorted(name for name, other in self.items() if other == path))
 
     def use(self, name: str) -> None:
-        """Note that somebody asked for this name now; others' names are no matter of this."""
+        """Note a use of a name; other stores' names are ignored."""
         if name in self:
             self[name] = self.pop(name)
 
     def give(self, name: str, path: Path, *, needed: Needed) -> str | None:
-        """Have a name mean a folder, and return the name that was forgotten for it.
+        """Make a name mean a folder, and return the name that was forgotten for it.
 
         Raises:
-            InvalidRequest: the name is another folder's, or the folder has as many as may be.
-            QueueFull: there are as many as may be, and all are needed.
+            InvalidRequest: the name is another folder's, or the folder has too many names.
+            QueueFull: the maximum number of names is reached, and all are needed.
         """
         if self.get(name, path) != path:
             raise InvalidRequest.of("name", f"{name!r} is the name of another folder")

@@ -1,14 +1,15 @@
-"""The models of all stores under one roof: names given to the server, and those that stores have.
+"""The models of all stores: names given to the server, and those that the stores have.
 
 Invariants:
-- A name means one model. Where stores share one, the first of them has it: what was named to the
-  server, aliases, then the shelves in their order. A shelf's own is always KIND:NAME as well, and
-  listed so where another has its name. Patterns of aliases come last, and are not listed.
-- Names of one digest are one model: the first in alphabetical order is its name, the rest aliases.
-- One broken model hides no other: it is listed with its error, and refused when asked for.
+- A name means one model. If stores share a name, the first has it: what was named to the server,
+  then aliases, then the shelves in their order. A shelf's model is also KIND:NAME, and listed so if
+  another store has its name. Patterns of aliases come last, and are not listed.
+- All names of one digest mean one model: the first in alphabetical order is its name, the others
+  are aliases.
+- A broken model hides no other: it is listed with its error, and refused when requested.
 - A name that a load gave outlives the server. It is forgotten when a client says so, or to make
-  room for another, if no model in use and no alias needs it. What is forgotten while its files are
-  read is not found.
+  room for another, unless a model in use or an alias needs it. A name that is forgotten while its
+  files are being read is not found.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _log = get_logger("store")
 
 
 class Library:
-    """Implements ports.ModelStore over folders that were named and shelves that name their own."""
+    """Implements ports.ModelStore over named folders and shelves."""
 
     def __init__(
         self,
@@ -59,14 +60,14 @@ class Library:
         load_defaults: LoadDefaults = LoadDefaults(),  # noqa: B008 - frozen
         foreign: Family[Any] = FOREIGN,
     ) -> None:
-        """Take the configured names, those that loads gave before, and stores; no model is read.
+        """Take the configured names, remembered names, and stores; reads no model.
 
-        aliases: the directory that has the file of aliases. remembered: the file of names that
-        loads gave. load_defaults: what is configured for loads. foreign: what describes models that
-        mlx-lm alone has an architecture for.
+        aliases: the directory of the alias file. remembered: the file of names that loads gave.
+        load_defaults: the configured defaults for loads. foreign: describes models that only mlx-lm
+        implements.
 
         Raises:
-            InvalidRequest: a name is given twice, or is not a name; or a path is not text.
+            InvalidRequest: a name is given twice, or is not valid; or a path is not text.
             QueueFull: more names than MODELS_MAX.
         """
         self._configured: dict[str, Path] = {}
@@ -87,13 +88,13 @@ class Library:
             self._configured[name] = resolve_folder(path)
             self._seen[name] = Place(name, self._configured[name])
         self._remembered = remembered or RememberedNames(None)
-        self._remembering = asyncio.Lock()  # so that the file changes in the order of the names
+        self._remembering = asyncio.Lock()  # keeps the file's changes in the order of the names'
         known = self._remembered.read().items()
-        self._loaded.restore({n: path for n, path in known if n not in self._configured})
+        self._loaded.update({n: path for n, path in known if n not in self._configured})
         self._seen.update({name: Place(name, path) for name, path in self._loaded.items()})
 
     async def resolve(self, name: str) -> ModelRef:
-        """Return the model of a name, alias or digest; see the port."""
+        """Return the model for a name, alias or digest; see the port."""
         self.use(name)
         place = await asyncio.to_thread(self._find, name, self._named)
         if place is not None:
@@ -106,16 +107,16 @@ class Library:
         raise ModelNotFound(name, await asyncio.to_thread(self._hint, name, self._named))
 
     async def _find_by_digest(self, name: str) -> Place | None:
-        """Return where a model is whose digest is `name`, or begins so; None if there is none."""
+        """Return the place of the model whose digest is `name` or begins with it, if any."""
         beginning = beginning_of_digest(name)
         if beginning is None:
             return None
         if not any(self._is(place, beginning) for place in self._seen.values()):
-            await self.list_models()  # which reads what nobody has asked for yet
+            await self.list_models()  # reads what nobody has requested yet
         places = {place.path: place for place in self._seen.values() if self._is(place, beginning)}
         entries = [(place, await self._readings.read(place.path)) for place in places.values()]
         matches = {
-            entry.digest: place  # still: files change
+            entry.digest: place  # checked again: files change
             for place, entry in sorted(entries, key=lambda pair: pair[0].path, reverse=True)
             if entry.digest is not None and entry.digest.startswith(beginning)
         }
@@ -125,22 +126,22 @@ class Library:
         return next(iter(matches.values()), None)
 
     def _hint(self, name: str, named: Mapping[str, Path]) -> str:
-        """Return what to tell about a name that nobody has, on a thread."""
+        """Return a hint about an unknown name; on a thread."""
         known: Iterable[str] = named
-        with suppress(MachineShort):  # which is no answer to who asked for a name
+        with suppress(MachineShort):  # the hint is then shorter
             known = self._look(named)
         pulls = any(shelf.kind is StoreKind.HUB for shelf in self._shelves)
         return hint_for(name, known, pulls=pulls)
 
     def only_name(self) -> str:
-        """Return the name to take where none is given: the only one named to the server."""
+        """Return the default name: the only one named to the server."""
         named = self._named
         if len(set(named.values())) == 1:
             return min(named)
         raise InvalidRequest.of("model", f"name one: {len(named)} models are configured")
 
     async def inspect(self, path: Path, *, name: str) -> ModelRef:
-        """Return the model of a folder without taking it in; see the port."""
+        """Return the model of a folder without adding it; see the port."""
         path = await self._check_folder(path, name)
         folder = await self._readings.read_good(path)
         return ref_of(Place(name or path.name, path), folder)
@@ -148,7 +149,7 @@ class Library:
     async def add(
         self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
     ) -> ModelRef:
-        """Take a folder in; see the port. A folder that cannot be served is not taken in."""
+        """Add a folder; see the port. A folder that cannot be served is not added."""
         path = await self._check_folder(path, name)
         await self._readings.read_good(path)
         name = name or path.name
@@ -162,7 +163,7 @@ class Library:
         return await self._ref(Place(name, path))
 
     def use(self, name: str) -> None:
-        """Note that somebody asked for this name; see the port."""
+        """Note a request for this name; see the port."""
         self._loaded.use(name)
 
     async def forget(
@@ -181,7 +182,7 @@ class Library:
         return left
 
     def _forget(self, name: str, needed: Collection[str]) -> tuple[str, ...]:
-        """Take a name away that a load gave, and return those that its folder has left."""
+        """Remove a name that a load gave, and return the folder's remaining names."""
         path = self._loaded.get(name)
         if path is None:
             raise ModelNotFound(name, "the name was forgotten just now")
@@ -197,7 +198,7 @@ class Library:
 
     @contextmanager
     def telling(self, listener: Callable[[str], None]) -> Iterator[None]:
-        """Have each name that is forgotten told; see the port."""
+        """Report forgotten names while the body runs; see the port."""
         self._listeners.append(listener)
         try:
             yield
@@ -207,10 +208,10 @@ class Library:
     async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
         """Return every model once, sorted by name."""
         places = await asyncio.to_thread(self._look, self._named)
-        for name, path in self._named.items():  # also what was named meanwhile
+        for name, path in self._named.items():  # including names given meanwhile
             places.setdefault(name, Place(name, path))
         places = {name: place for name, place in places.items() if not self._is_forgotten(place)}
-        self._seen = dict(places)  # which others change while files are read
+        self._seen = dict(places)  # others change it while files are read
         listing: dict[str, ModelRef | BrokenRef] = {}
         folders: dict[str, tuple[Folder, list[str]]] = {}
         for name in sorted(places):
@@ -229,25 +230,23 @@ class Library:
         return tuple(listing[name] for name in sorted(listing))
 
     async def _read_now(self, place: Place) -> Entry:
-        """Return what is in a place; one that the machine cannot read now hides no other."""
+        """Return what is at a place; one that is unreadable now hides no other."""
         try:
             return await self._readings.read(place.path)
         except MachineShort as short:
             return Entry((), error=InvalidModel(f"cannot be read now: {short.describe()}"))
 
     def find_known(self, digest: str) -> ModelRef | None:
-        """Return the model of a digest as it was last read."""
+        """Return the model with this digest, as it was last read."""
         return self._refs.get(digest)
-
-    # --- names -----------------------------------------------------------------------------------
 
     @property
     def _named(self) -> dict[str, Path]:
-        """All folders that were named one by one, as they are at this moment."""
+        """All folders that were named individually, as of now."""
         return {**self._loaded, **self._configured}
 
     def _look(self, named: Mapping[str, Path]) -> dict[str, Place]:
-        """Return every name that there is, on a thread."""
+        """Return every name that exists; on a thread."""
         places = {name: Place(name, path) for name, path in named.items()}
         for alias, place in self._alias_places(named).items():
             places.setdefault(alias, place)
@@ -262,13 +261,13 @@ class Library:
         return places
 
     def _find(self, name: str, named: Mapping[str, Path]) -> Place | None:
-        """Return what a name leads to now, on a thread."""
+        """Return where a name leads now; on a thread."""
         if name in named:
             return Place(name, named[name])
         return self._alias_places(named, name).get(name) or self._find_on_shelf(name)
 
     def _origin(self, name: str, named: Mapping[str, Path]) -> str:
-        """Return where a name comes from that no load gave, on a thread; "" if it is none."""
+        """Return where a name comes from if no load gave it; "" if unknown. On a thread."""
         if name in self._configured:
             return "is offered by `mlxd serve` itself, and stays until the server ends"
         if name in self._alias_places(named, name):
@@ -277,7 +276,7 @@ class Library:
         return "" if place is None else f"is what the store {place.kind} has"
 
     def _find_on_shelf(self, name: str) -> Place | None:
-        """Return what a shelf has under a name, or under a name behind its kind."""
+        """Return what a shelf has under a name, or under KIND:NAME."""
         for shelf in self._shelves:
             place = shelf.find(name)
             if place is not None:
@@ -297,8 +296,6 @@ class Library:
     def _find_target(self, name: str, *, named: Mapping[str, Path]) -> Place | None:
         return Place(name, named[name]) if name in named else self._find_on_shelf(name)
 
-    # --- models ----------------------------------------------------------------------------------
-
     async def _ref(self, place: Place) -> ModelRef:
         if place.error is not None:
             raise place.error
@@ -314,23 +311,21 @@ class Library:
         return self._keep(place, folder, known or [place.name])
 
     def _keep(self, place: Place, folder: Folder, names: Sequence[str]) -> ModelRef:
-        """Keep and return a model under all its names, in alphabetical order."""
+        """Keep and return a model under all its names, which are in alphabetical order."""
         configured = self._load_defaults.find((*names, folder.digest))
         ref = replace(ref_of(place, folder, names), configured=configured)
         self._refs.pop(folder.digest, None)
         self._refs[folder.digest] = ref
-        while len(self._refs) > REFS_MAX:  # those of files that have changed since
+        while len(self._refs) > REFS_MAX:  # drops models whose files have changed since
             del self._refs[next(iter(self._refs))]
         return ref
 
     def _is(self, place: Place, digest: str) -> bool:
-        """Return whether a place had this digest, or one that begins so, when it was last read."""
+        """Return whether a place's last known digest begins with this one."""
         if place.error is not None or self._is_forgotten(place):
             return False
         entry = self._readings.last(place.path)
         return entry is not None and entry.digest is not None and entry.digest.startswith(digest)
-
-    # --- folders that were named -----------------------------------------------------------------
 
     def _give(
         self,
@@ -339,7 +334,7 @@ class Library:
         aliased: Collection[str] | Unreadable,
         in_use: Collection[str],
     ) -> str | None:
-        """Take in a name that a load gives; return the one that made room for it, if need be."""
+        """Add a name that a load gives; return the name that was forgotten to make room, if any."""
 
         def is_needed(known: str, place: Path) -> bool:
             if isinstance(aliased, Unreadable):
@@ -354,7 +349,7 @@ class Library:
         return former
 
     def _is_forgotten(self, place: Place) -> bool:
-        """Return whether a folder that was named one by one has lost that name meanwhile."""
+        """Return whether an individually named folder has lost that name meanwhile."""
         named = self._configured.get(place.name) or self._loaded.get(place.name)
         return place.kind is StoreKind.FOLDER and named != place.path
 
@@ -363,7 +358,7 @@ class Library:
             raise ModelNotFound(place.name, "the name was forgotten just now")
 
     def _unsee(self, name: str, in_use: Collection[str]) -> None:
-        """Have no model be known by a name that was forgotten."""
+        """Remove a forgotten name from all models."""
         self._seen.pop(name, None)
         for digest, ref in tuple(self._refs.items()):
             names = (ref.name, *ref.aliases)
@@ -382,7 +377,7 @@ class Library:
         return str(path) in in_use or (entry is not None and entry.digest in in_use)
 
     async def _check_folder(self, path: Path, name: str) -> Path:
-        """Return the folder itself, if it may be served under `name`."""
+        """Return the resolved folder if it may be served under `name`."""
         path = await asyncio.to_thread(existing_folder, path)
         name = name or path.name
         check_name(name)

@@ -1,7 +1,7 @@
-"""mlxd's own directory of models: a folder is a model, under its name or under ORG/NAME.
+"""mlxd's own directory of models: a folder is a model, named NAME or ORG/NAME.
 
-A folder that has a config.json is a model; one that has none may hold models, one level deep. A
-link that leads out of the directory is named as such, and not followed.
+A folder with a config.json is a model; one without may contain models, one level deep. A link that
+leads out of the directory is reported as such, and not followed.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ class ModelsShelf:
     kind = StoreKind.MODELS
 
     def __init__(self, root: Path) -> None:
-        """Take the directory; one that is not there has no models."""
+        """root: the directory; if it is missing there are no models."""
         self._root = root
 
     def places(self) -> Iterator[Place]:
-        """Give each folder that has a config.json; see Shelf."""
+        """Yield each folder that has a config.json; see Shelf."""
         for name in entries(self._root):
             place = self.find(name)
             if place is not None:
@@ -38,7 +38,7 @@ class ModelsShelf:
                 yield from (place for place in below if place is not None)
 
     def find(self, name: str) -> Place | None:
-        """Return where a model's folder is; see Shelf."""
+        """Return the place of a model's folder; see Shelf."""
         parts = name.split("/")
         if not is_name(name) or len(parts) > _DEPTH_MAX or not all(map(_is_part, parts)):
             return None

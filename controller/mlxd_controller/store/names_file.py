@@ -1,4 +1,4 @@
-"""The form that aliases.json and loaded.json share: {"version": 1, FIELD: {NAME: TEXT}}. Pure."""
+"""The common form of aliases.json and loaded.json: {"version": 1, FIELD: {NAME: TEXT}}. Pure."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ def parse_names(
     names_max: int,
     may_be: Callable[[str], bool] = is_name,
 ) -> dict[str, str]:
-    """Return what `field` of a file says of each name. may_be: whether a text is a name there.
+    """Return the names in `field` and their texts. may_be: whether a text may be a name there.
 
     Raises:
-        InvalidModel: it is no such file, of a later version, has too many names, or one that is
-            none; names the field.
+        InvalidModel: the file has another form or version, too many names, or an invalid name;
+            names the field.
     """
     content = parse_json_object(raw, file=file)
     if content.get("version") != VERSION or content.keys() - {"version", field}:
@@ -33,5 +33,5 @@ def parse_names(
         raise InvalidModel(f"not at most {names_max} names", file, field)
     for name, text in names.items():
         if not may_be(name) or not isinstance(text, str):
-            raise InvalidModel(f"{text!r:.80} is not for it", file, f"{name:.80}")
+            raise InvalidModel(f"{text!r:.80} is not valid here", file, f"{name:.80}")
     return names

@@ -1,4 +1,4 @@
-"""Names that are no model's own: what somebody may have meant, and digests cut short. Pure."""
+"""Near misses of names, patterns, and shortened digests. Pure."""
 
 from __future__ import annotations
 
@@ -7,41 +7,41 @@ import re
 from collections.abc import Iterable
 
 DIGEST_CHARS_MIN = 12
-"""Of a digest, so many hexadecimal digits are a name: as many as `mlxd ps` shows."""
+"""A digest may be shortened to this many hexadecimal digits: as many as `mlxd ps` shows."""
 KNOWN_IN_HINT_MAX = 8
 NEAR_IN_HINT_MAX = 3
 
 WILD = "*"
-"""Ends a pattern, which means every name that begins as it does."""
+"""Ends a pattern, which stands for every name with that beginning."""
 
 _DIGEST = re.compile(rf"(?:sha256:)?([0-9a-f]{{{DIGEST_CHARS_MIN},64}})")
 _REPOSITORY = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*(?:@[\w./-]+)?", re.ASCII)
 
 
 def beginning_of_digest(name: str) -> str | None:
-    """Return the digits with which a digest begins that a name stands for; None if for none.
+    """Return the first digits of a digest if the name stands for one, else None.
 
-    A digest may be cut short to DIGEST_CHARS_MIN digits, and stand behind its kind, `sha256:`.
+    A digest may be shortened to DIGEST_CHARS_MIN digits, and be preceded by `sha256:`.
     """
     match = _DIGEST.fullmatch(name)
     return None if match is None else match[1]
 
 
 def is_repository(name: str) -> bool:
-    """Return whether a name looks like ORG/NAME or ORG/NAME@REVISION, as a hub has them."""
+    """Return whether a name looks like ORG/NAME or ORG/NAME@REVISION on a hub."""
     return _REPOSITORY.fullmatch(name) is not None
 
 
 def is_pattern(text: str) -> bool:
-    """Return whether a text is meant as a pattern; whether it is a good one is another matter."""
+    """Return whether a text is meant as a pattern, valid or not."""
     return WILD in text
 
 
 def match_pattern(name: str, patterns: Iterable[str]) -> str | None:
-    """Return the longest of the patterns that mean a name; None: none does.
+    """Return the longest pattern that matches a name, if any.
 
-    Clients of Ollama's API add `:latest`, and ask for the name without it next: until then no
-    pattern goes before a model that has that name.
+    Clients of Ollama's API append `:latest`, and then ask for the name without it: a pattern must
+    not precede a model with that name.
     """
     if name.endswith(":latest"):
         return None
@@ -52,9 +52,9 @@ def match_pattern(name: str, patterns: Iterable[str]) -> str | None:
 
 
 def hint_for(name: str, known: Iterable[str], *, pulls: bool) -> str:
-    """Return what to tell somebody who named a model that is not there.
+    """Return a hint for a request that named an unknown model.
 
-    known: every name that there is. pulls: whether there is a cache to pull models into.
+    known: all existing names. pulls: whether there is a cache to pull models into.
     """
     names = sorted(known)
     near = _near(name, names)
@@ -71,7 +71,7 @@ def hint_for(name: str, known: Iterable[str], *, pulls: bool) -> str:
 
 
 def _near(name: str, names: list[str]) -> list[str]:
-    """Return the names that resemble one, whatever the case: those that contain it, then others."""
+    """Return similar names, ignoring case: those that contain `name`, then others."""
     wanted = name.casefold()
     by_folded = {other.casefold(): other for other in names}
     containing = [other for other in by_folded if wanted and wanted in other]

@@ -1,10 +1,10 @@
-"""Ollama's store, read where it is: the models in it that have tensors, under their names there.
+"""Ollama's store, read in place: its models that have tensors, under their names there.
 
-A model is MODEL:TAG, NAMESPACE/MODEL:TAG or HOST/NAMESPACE/MODEL:TAG; what is left out is `latest`,
-`library` and `registry.ollama.ai`. Models of GGUF files are for another engine: they are not
-listed, and asked for by name they are refused as what they are.
+A model is MODEL:TAG, NAMESPACE/MODEL:TAG or HOST/NAMESPACE/MODEL:TAG; the defaults are `latest`,
+`library` and `registry.ollama.ai`. Models in GGUF are for another engine: they are not listed, and
+a request for one is refused with that reason.
 
-The store is never written, and no part of a name leads out of it.
+The store is never written to, and no part of a name leads out of it.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ class OllamaShelf:
     kind = StoreKind.OLLAMA
 
     def __init__(self, root: Path) -> None:
-        """Take the directory that holds `manifests` and `blobs`; one that is not there is empty."""
+        """root: the directory with `manifests` and `blobs`; if missing there are no models."""
         self._manifests = root / MANIFESTS
 
     def places(self) -> Iterator[Place]:
-        """Give each manifest of tensors, and each that is damaged; see Shelf."""
+        """Yield each manifest of tensors, and each damaged one; see Shelf."""
         for parts in islice(self._find_tags(), FOLDER_ENTRIES_MAX):
             name = _name_of(*parts)
             place = self._place(name, parts)
@@ -47,7 +47,7 @@ class OllamaShelf:
                 yield place
 
     def find(self, name: str) -> Place | None:
-        """Return where a name's manifest is; see Shelf."""
+        """Return the place of a name's manifest; see Shelf."""
         parts = _parts_of(name)
         return None if parts is None else self._place(_name_of(*parts), parts)
 
@@ -71,7 +71,7 @@ class OllamaShelf:
 
 
 def _below(folder: Path) -> list[str]:
-    """Return what is in a directory of the store; links may lead out of it."""
+    """Return the entries of a directory of the store; links may lead out of it."""
     return [] if folder.is_symlink() else entries(folder)
 
 
@@ -80,7 +80,7 @@ def _are_parts(*parts: str) -> bool:
 
 
 def _parts_of(name: str) -> tuple[str, str, str, str] | None:
-    """Return host, namespace, model and tag; None where it is no name of this store."""
+    """Return host, namespace, model and tag; None if it is not a name of this store."""
     *before, last = name.split("/")
     model, colon, tag = last.partition(":")
     tag = tag if colon else TAG_DEFAULT
@@ -93,14 +93,14 @@ def _parts_of(name: str) -> tuple[str, str, str, str] | None:
 
 
 def _name_of(host: str, namespace: str, model: str, tag: str) -> str:
-    """Return the shortest name; the tag is always told, as Ollama lists it."""
+    """Return the shortest name, always with the tag, as Ollama lists it."""
     if host != HOST_DEFAULT:
         return f"{host}/{namespace}/{model}:{tag}"
     return f"{model}:{tag}" if namespace == NAMESPACE_DEFAULT else f"{namespace}/{model}:{tag}"
 
 
 def _is_for_others(place: Place) -> bool:
-    """Return whether a manifest is whole and of weights that are not for MLX."""
+    """Return whether a manifest is valid but of weights that are not for MLX."""
     try:
         return place.error is None and is_gguf(read_manifest(place.path))
     except MlxdError:

@@ -3,13 +3,13 @@
     {"version": 1, "folders": {"tiny": "/models/tiny"}}
 
 Invariants:
-- A server that starts knows every name that a load has given and nobody has forgotten, also where
-  the server before it was killed in the middle of a write.
-- A file that is damaged, or of a later version, is set aside, and the log says so. One that cannot
-  be read now is left as it is, and so is what cannot be written: names then last as long as the
-  server, and the log says so.
+- A starting server knows every name that a load has given and nobody has forgotten, even if the
+  server before it was killed during a write.
+- A file that is damaged, or of a later version, is set aside, which is logged. One that cannot be
+  read now is left alone; if it cannot be read or written, names last as long as the server, which
+  is logged too.
 - It has at most LOADED_NAMES_MAX names. Servers that share the directory share the file: each
-  changes what it means to change.
+  changes only what it means to change.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ _log = get_logger("store")
 
 
 class RememberedNames:
-    """The file of one directory. Every method blocks on the disk, and none of them raises."""
+    """The file of one directory. Every method blocks on the disk, and none raises."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Take the directory; None: nothing is remembered."""
+        """folder: None means that nothing is remembered."""
         self._folder = folder
 
     def read(self) -> Mapping[str, Path]:
@@ -44,7 +44,7 @@ class RememberedNames:
         try:
             return _read(self._folder / LOADED_FILE)
         except (MlxdError, OSError):
-            self._change(self._folder, lambda _: None)  # which says why, and sets it aside
+            self._change(self._folder, lambda _: None)  # logs why, and sets the file aside
             return {}
 
     def put(self, name: str, path: Path, *, instead: str | None = None) -> None:
@@ -55,7 +55,7 @@ class RememberedNames:
                 names.pop(instead, None)
             names.pop(name, None)
             names[name] = path
-            while len(names) > LOADED_NAMES_MAX:  # those of other servers too
+            while len(names) > LOADED_NAMES_MAX:  # including those of other servers
                 del names[next(iter(names))]
 
         if self._folder is not None:
@@ -67,7 +67,7 @@ class RememberedNames:
             self._change(self._folder, lambda names: names.pop(name, None))
 
     def _change(self, folder: Path, change: Callable[[dict[str, Path]], object]) -> None:
-        """Have `change` done to the names in the file, which is written where they differ then."""
+        """Apply `change` to the names in the file, and write it if they differ then."""
         path = folder / LOADED_FILE
         try:
             with writing_alone(folder, _LOCK_FILE):
@@ -84,18 +84,18 @@ class RememberedNames:
 
 
 def _read(path: Path) -> dict[str, Path]:
-    """Return what the file has.
+    """Return the file's content.
 
     Raises:
         MachineShort: it cannot be read now.
-        InvalidModel: it is damaged, of a later version, or not to be read.
+        InvalidModel: it is damaged, of a later version, or not accessible.
     """
     raw = read_file(path, bytes_max=CONFIG_FILE_BYTES_MAX)
     return {} if raw is None else _parse(raw)
 
 
 def _read_or_set_aside(path: Path) -> dict[str, Path]:
-    """Return what the file has; one that is no such file is set aside, and has nothing.
+    """Return the file's content; set an invalid file aside, and return nothing.
 
     Raises:
         OSError, MachineShort: it can neither be read nor set aside now.
@@ -112,10 +112,6 @@ def _read_or_set_aside(path: Path) -> dict[str, Path]:
 def _parse(raw: bytes) -> dict[str, Path]:
     folders = parse_names(raw, file=LOADED_FILE, field="folders", names_max=LOADED_NAMES_MAX)
     for name, place in folders.items():
-        if not _is_path(place):
-            raise InvalidModel(f"{place!r:.80} is no folder", LOADED_FILE, f"{name:.80}")
+        if not place.startswith("/") or "\0" in place or len(place) > PATH_CHARS_MAX:
+            raise InvalidModel(f"{place!r:.80} is not a folder", LOADED_FILE, f"{name:.80}")
     return {name: Path(place) for name, place in folders.items()}
-
-
-def _is_path(text: str) -> bool:
-    return text.startswith("/") and "\0" not in text and len(text) <= PATH_CHARS_MAX

@@ -1,6 +1,6 @@
-"""What every store of models offers: names, and where the model of each lies.
+"""The interface of every store of models: names, and where the model of each is.
 
-What lies in a directory of a store is sorted, bounded, and never behind a link that leads out.
+Directory listings are sorted and bounded, and never follow a link that leads out of the store.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.ops.logs import get_logger
 
 OF_THE_DISK = frozenset({errno.EIO, errno.ESTALE})
-"""What one disk or mount says of itself: others are listed all the same."""
+"""Errors of one disk or mount alone: the other stores are still listed."""
 _log = get_logger("store")
 _NAME = re.compile(r"[\w][\w.:@+/-]*")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A name in a store and what it leads to: a folder or manifest, or what is wrong with it."""
+    """A name in a store and where it leads: a folder or manifest, or its error."""
 
     name: str
     path: Path
@@ -36,35 +36,35 @@ class Place:
 
 
 class Shelf(Protocol):
-    """One store. Every method blocks on the disk, and sees it as it is then."""
+    """One store. Every method blocks on the disk, and sees its current state."""
 
     @property
     def kind(self) -> StoreKind:
-        """Which kind of store it is."""
+        """The kind of store."""
 
     def places(self) -> Iterable[Place]:
         """Return every name of a model that might be served, or that is damaged.
 
-        What is plainly for others (other formats, other kinds of models) is left out.
+        Models that are plainly for others (other formats, other kinds) are left out.
         """
 
     def find(self, name: str) -> Place | None:
-        """Return where the model of a name lies, listed or not; None: there is no such name.
+        """Return the place of a name, listed or not; None if there is no such name.
 
-        What is wrong with it comes as the place's error.
+        A problem with it is in the place's error.
         """
 
 
 def is_name(text: str) -> bool:
-    """Return whether a model may be called so."""
+    """Return whether a text is a valid name of a model."""
     return len(text) <= config.MODEL_NAME_CHARS_MAX and _NAME.fullmatch(text) is not None
 
 
 def check_name(name: str) -> None:
-    """Refuse what no model may be called.
+    """Refuse an invalid name.
 
     Raises:
-        InvalidRequest: too long, empty, or characters that no name has.
+        InvalidRequest: it is too long, empty, or has characters that no name has.
     """
     if not is_name(name):
         limit = f"1 to {config.MODEL_NAME_CHARS_MAX} letters, digits and ._:@+/-"
@@ -72,12 +72,12 @@ def check_name(name: str) -> None:
 
 
 def entries(folder: Path) -> list[str]:
-    """Return the names in a directory; none where there is no directory, or none to be looked at.
+    """Return the names in a directory; none if it does not exist or cannot be accessed.
 
-    Hidden names are nobody's, and those that are no text could not be asked for.
+    Hidden names are skipped, as are unprintable ones, which could not be requested.
 
     Raises:
-        MachineShort: the machine lacks the open files or the memory that it takes to look.
+        MachineShort: the machine lacks the open files or memory for it.
     """
     try:
         with os.scandir(folder) as entries_of_folder:
@@ -94,14 +94,13 @@ def entries(folder: Path) -> list[str]:
         short = machine_short(error, folder.name)
         if short is not None and error.errno not in OF_THE_DISK:
             raise short from error
-        _log.warning("not looked into", path=str(folder), reason=error.strerror)
+        _log.warning("cannot list", path=str(folder), reason=error.strerror)
         return []
     if len(names) > config.FOLDER_ENTRIES_MAX:
-        _log.warning(
-            "the rest is left out", path=str(folder), entries_max=config.FOLDER_ENTRIES_MAX
-        )
+        entries_max = config.FOLDER_ENTRIES_MAX
+        _log.warning("skipping further entries", path=str(folder), entries_max=entries_max)
     return sorted(names[: config.FOLDER_ENTRIES_MAX])
 
 
-# Unlike the methods of Path these answer False where the system lets nobody look.
+# Unlike Path's methods these return False if access is denied.
 is_folder, is_file = os.path.isdir, os.path.isfile

@@ -1,4 +1,4 @@
-"""Which stores a server looks into, in the order in which they have their names."""
+"""The stores that a server uses, in the order of their claim to names."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def demo_model() -> Path:
 
 
 def shelves_of(places: StorePlaces) -> list[Shelf]:
-    """Return the stores that are looked into, in the order in which they have their names."""
+    """Return the stores in use, in the order of their claim to names."""
     kinds: tuple[tuple[Callable[[Path], Shelf], Path | None], ...] = (
         (ModelsShelf, places.models_dir), (HubShelf, places.hub_cache), (OllamaShelf, places.ollama)
     )  # fmt: skip
@@ -39,10 +39,10 @@ def library_of(
     launches: bool = True,
     load_defaults: LoadDefaults = LoadDefaults(),  # noqa: B008 - frozen
 ) -> Library:
-    """Return the models that were named, and those of the stores.
+    """Return the named models, and those of the stores.
 
-    launches: workers are of this installation, so that what it lacks they lack. load_defaults: what
-    is configured for loads.
+    launches: workers run in this installation, so that they lack what it lacks. load_defaults: the
+    configured defaults for loads.
 
     Raises:
         InvalidRequest, QueueFull: see Library.

@@ -31,7 +31,7 @@ from mlxd_models.sizes.zoo_types import ZOO_EXTRA, ZOO_VERSION, zoo_type
 REFUSED: Final[Mapping[str, str]] = {
     "plamo3": "reads prompts by a window one wider than that by which it goes on",
 }
-"""Types whose models in mlx-lm contradict themselves: nobody knows what is right."""
+"""Types whose models in mlx-lm contradict themselves, so that nobody knows what is right."""
 
 VOCAB_MIN: Final[Mapping[str, int]] = {"phi3small": 100_352}
 """Types that write to ids of their own, beyond the end of logits for a smaller vocabulary."""
@@ -43,7 +43,7 @@ _COUNTED = ("layer", "expert", "head")
 _SIZED = ("dim", "size", "vocab", "rank", "token")
 _ASIDE = frozenset({"scales", "biases", "global_scale", "weight_scale_inv", "weight_scale",
                     "weight_scale_2", "input_scale"})  # fmt: skip
-"""What parts of packed weights are called that stand beside their values."""
+"""The names of the parts of packed weights besides their values."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ def parse_foreign(config: Mapping[str, Any]) -> ForeignConfig:
     """
     name = zoo_type(config)
     if name is None:
-        problem = f"{config.get('model_type')!r} is none of mlx-lm's models"
+        problem = f"{config.get('model_type')!r} is not one of mlx-lm's models"
         raise invalid("model_type", problem)
     if config.get("model_file") is not None:
         raise invalid("model_file", "names code to be run; mlxd runs none that a model brings")
@@ -111,7 +111,7 @@ def foreign_footprint(config: ForeignConfig) -> Footprint:
 
 
 def foreign_specs(config: ForeignConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpec, ...]:
-    """Return what stored tensors stand for; raises InvalidModel if the config does not say how."""
+    """Return the specs of stored tensors; raises InvalidModel if the config contradicts them."""
     names = {fact.name for fact in facts}
     tied = config.values.get("tie_word_embeddings") is True
     specs = []
@@ -148,7 +148,7 @@ def _unpack(
 
 
 def _stack_of(name: str) -> str:
-    """Return what mlx-lm puts an expert's tensor together into; empty where it is none."""
+    """Return the tensor into which mlx-lm joins an expert's; empty if it is not an expert's."""
     before, experts, after = name.partition(".experts.")
     number, _, inner = after.partition(".")
     return f"{before}{experts}{inner}" if experts and number.isdecimal() else ""
@@ -169,7 +169,7 @@ def _check_counts(values: Mapping[str, Any]) -> None:
 
 
 def no_tensors(config: object) -> tuple[TensorSpec, ...]:
-    """Return nothing: what is stored says what there is."""
+    """Return nothing: the stored tensors are taken as they are."""
     del config
     return ()
 

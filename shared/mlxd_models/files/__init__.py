@@ -1,1 +1,1 @@
-"""A model's files: where they are, what their headers say, and the model's identity."""
+"""A model's files: where they are, what their headers contain, and the model's identity."""

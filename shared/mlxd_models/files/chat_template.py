@@ -75,7 +75,7 @@ def read_template(source: Source) -> ChatTemplate | None:
 
 
 def _text(files: StoredFiles, file: str) -> str | None:
-    """Return a file that is a template; None where there is none."""
+    """Return the text of a template file; None if there is none."""
     raw = files.read(file)
     if raw is None:
         return None
@@ -111,7 +111,7 @@ def _check_length(text: str, file: str, field: str = "") -> str:
 
 
 def _special(*files: dict[str, Any]) -> tuple[tuple[str, str], ...]:
-    """Return the named special tokens; what is no token there is no matter of templates."""
+    """Return the named special tokens; invalid ones are not the templates' concern."""
     tokens: dict[str, str] = {}
     for name in NAMED_TOKENS:
         for file in files:

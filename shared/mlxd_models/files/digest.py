@@ -74,7 +74,7 @@ def _check_content(files: StoredFiles, name: str, content: bytes) -> None:
     path = files.path_of(name)
     file = "" if path is None else path.name
     if files.by_content and file != _BY_CONTENT + hashlib.sha256(content).hexdigest():
-        raise InvalidModel("damaged: its content is not what its name says", files.label(name))
+        raise InvalidModel("damaged: its content does not match its name", files.label(name))
 
 
 def _add(digest: hashlib._Hash, name: str, content: bytes) -> None:

@@ -3,7 +3,7 @@
 Invariants:
 - A value out of its range is passed over with a warning: the file is advice, not a request.
 - A manifest's parameters were chosen for this very model and go before its publisher's.
-- `do_sample: false` means greedy; where it is not said, the values given are taken as meant.
+- `do_sample: false` means greedy; if it is absent, the other values apply as given.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def read_generation_defaults(source: Source) -> SamplingOptions:
 
 
 def _read_parameters(values: Mapping[str, Any]) -> SamplingOptions:
-    """Return what parameters of a manifest say; what says nothing about sampling is passed over."""
+    """Return the sampling options in a manifest's parameters; ignore the others."""
     layers = [SamplingOptions()]
     for name, value in values.items():
         option = _PARAMETERS.get(name)

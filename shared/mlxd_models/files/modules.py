@@ -49,7 +49,7 @@ def read_modules(source: Source) -> tuple[Module, ...] | None:
 def has_pooling(source: Source) -> bool:
     """Return whether a model's files say how its texts become vectors. Blocks on the disk.
 
-    False where modules.json cannot be read: whoever asks for vectors is told.
+    False if modules.json cannot be read: a request for vectors then gets the error.
     """
     files = files_of(source)
     try:

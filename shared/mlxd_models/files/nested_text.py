@@ -12,7 +12,7 @@ from typing import Any, Final
 
 TEXT_CONFIG: Final = "text_config"
 OUTER_KEYS: Final = ("quantization", "quantization_config", "tie_word_embeddings", "vocab_size")
-"""Keys beside the text's config that hold for it where it does not state them itself."""
+"""Keys beside the text's config that apply to it unless it states them itself."""
 
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {

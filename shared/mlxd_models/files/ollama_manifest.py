@@ -113,7 +113,7 @@ def open_manifest(path: Path) -> StoredFiles:
 def _root_of(path: Path) -> Path:
     """Return the store of a manifest."""
     if len(path.parents) < 5 or path.parents[3].name != MANIFESTS:
-        raise InvalidModel("is no folder, and lies in no store of manifests", file=path.name)
+        raise InvalidModel("is neither a folder nor in a store of manifests", file=path.name)
     return path.parents[4]
 
 
@@ -127,12 +127,12 @@ def _layer(stated: object, field: str, file: str) -> Layer:
     match = _DIGEST.fullmatch(_text(stated, "digest") or "")
     nbytes = stated.get("size")
     if media_type is None or name is None:
-        raise error("mediaType and name are no texts")
+        raise error("mediaType and name are not texts")
     if match is None:
         digest = stated.get("digest")
         raise error(f"digest {digest!r} is not sha256: and 64 hexadecimal digits")
     if type(nbytes) is not int or nbytes < 0:
-        raise error(f"size {nbytes!r} is no size")
+        raise error(f"size {nbytes!r} is not a size")
     if media_type not in {_TENSOR, _JSON, _PARAMETERS} | _GGUF | _LEFT_OUT:
         raise error(f"{media_type!r} is a kind of layer that is not understood")
     if ".." in PurePosixPath(name).parts or name.startswith("/") or "\0" in name:
@@ -167,7 +167,7 @@ def _find_blobs(layers: tuple[Layer, ...], folder: Path) -> Iterator[tuple[str, 
 def _name_layers(
     layers: tuple[Layer, ...], places: Mapping[str, Path], file: str
 ) -> dict[str, Path]:
-    """Return the layers that stand for files; those of a component's folder are none of ours."""
+    """Return the layers that are files of the model; those of a component's folder are skipped."""
     paths: dict[str, Path] = {}
     for layer in layers:
         if layer.media_type not in (_JSON, _PARAMETERS):

@@ -72,7 +72,7 @@ class StoredFiles:
         return bool(self.blobs)
 
     def label(self, name: str) -> str:
-        """Return what an error calls a file: its name, and the blob where it lies in one."""
+        """Return a file's name for errors, with the name of its blob if it has one."""
         path = self.path_of(name)
         own = name.rpartition("/")[2]
         return name if path is None or path.name == own else f"{name} in {path.name}"
@@ -101,7 +101,7 @@ class StoredFiles:
         """Return the files of one of the model's folders, by FOLDER/NAME, as they are now."""
         path = self.named[folder]
         if not os.path.isdir(path):  # noqa: PTH112 - no error but false
-            raise InvalidModel("is no folder", file=folder)
+            raise InvalidModel("is not a folder", file=folder)
         return open_folder(path, inside=_inside(self.path), prefix=f"{folder}/")
 
     def read(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> bytes | None:
@@ -116,12 +116,12 @@ class StoredFiles:
         return read_file(path, bytes_max=bytes_max, name=self.label(name))
 
     def read_json(self, name: str, *, bytes_max: int = CONFIG_FILE_BYTES_MAX) -> dict[str, Any]:
-        """Return a file's object, empty where there is none; raises as `read`, or if it is none."""
+        """Return a JSON file's object, empty if there is none; raises as `read`, or if invalid."""
         raw = self.read(name, bytes_max=bytes_max)
         return {} if raw is None else parse_json_object(raw, file=self.label(name))
 
     def nbytes(self, name: str) -> int:
-        """Return a file's size; 0 where there is none, which readers refuse."""
+        """Return a file's size; 0 if there is none, which readers refuse."""
         path = self.named.get(name)
         try:
             return 0 if path is None else path.stat().st_size

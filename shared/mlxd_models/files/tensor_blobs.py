@@ -163,7 +163,7 @@ def _stated_form(header: Header, fact: TensorFact) -> Form | None:
     if not size:
         return form
     if not (size.isascii() and size.isdecimal() and len(size) < 6 and int(size) > 0):
-        raise fact.error(f"group_size {size!r:.40} is no size")
+        raise fact.error(f"group_size {size!r:.40} is not a size")
     return replace(form, group_size=int(size))
 
 

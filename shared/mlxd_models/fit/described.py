@@ -58,7 +58,7 @@ def facts_of(described: Description) -> ModelFacts:
 def _packable(
     specs: Iterable[TensorSpec], stored: list[tuple[str, int]]
 ) -> dict[Weights, Packable]:
-    """Return what a load can pack in each form, beside what is stored packed."""
+    """Return what a load can pack in each form, besides what is stored packed."""
     plain = [spec for spec in specs if spec.required and spec.packable]
     packables: dict[Weights, Packable] = {}
     for weights, recipe in ON_LOAD.items():
@@ -111,7 +111,7 @@ class Life:
     """What a load makes of the weights."""
 
     weights: Weights
-    """As the status has it: numbers of one form are told by their form, stored so or not."""
+    """As in the status: weights in numbers are named by their form, stored so or not."""
     form: FloatType
     """What numbers become, scales and offsets among them."""
     packed: bool

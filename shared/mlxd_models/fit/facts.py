@@ -39,7 +39,7 @@ class Taken:
 
     def beyond_in(self, weights: Weights, item_bytes: int) -> int:
         """Return the same by the form of the weights, and what a number takes in it."""
-        if weights in ON_LOAD:  # beside what is packed there is what it was, in no other form
+        if weights in ON_LOAD:  # besides what is packed, the rest is in its stored form
             return self.stored_bytes * (2 if self.joined else 1)
         return self.beyond_bytes(None if weights is Weights.STORED else item_bytes)
 

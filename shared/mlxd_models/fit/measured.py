@@ -28,7 +28,7 @@ class Figures:
     peak: int
     """The most that its arrays have ever taken."""
     process: int = 0
-    """What its process takes beside arrays; 0 where that is not known."""
+    """What its process takes besides arrays; 0 if unknown."""
 
     def over(self, reckoned: Mapping[str, int]) -> dict[str, int]:
         """Return the terms, by name, that these figures replace."""

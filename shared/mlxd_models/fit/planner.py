@@ -92,7 +92,7 @@ def shorter_contexts(context: int) -> Iterator[int]:
 
 
 def correct(plan: Plan, known: tuple[Known, ...]) -> Plan:
-    """Return the plan with what was measured of such a life in place of what was reckoned."""
+    """Return the plan with measured figures in place of the estimates."""
     figures = recall(known, plan.choice.way)
     if figures is None:
         return plan

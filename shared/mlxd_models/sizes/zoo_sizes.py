@@ -114,7 +114,7 @@ _VOCAB = ("vocab_size", "num_vocab")
 _KERNEL_DEFAULT: Final = 4
 _EXPANSION_DEFAULT: Final = 2
 _DRAFTED_FACTOR: Final = 2
-"""Caches of a layer where it has two: beside its own an index's, or one of each half."""
+"""The caches of a layer that has two: its own and an index's, or one of each half."""
 
 _DOUBLE = ("index_topk", "zero_expert_type", "loop_window_size", "index_head_dim")
 """What configs name whose layers have two caches each."""
@@ -193,7 +193,7 @@ def _heads(config: Config) -> int:
 
 def _kv_heads(config: Config) -> int:
     stated = max(_first(config, _KV_HEADS), _number(config, _WINDOWED_KV_HEADS))
-    # A latent is unpacked for every head by some, whatever the config says beside it.
+    # Some models unpack a latent for every head, whatever else the config states.
     return max(stated, _heads(config)) if _number(config, _ROTARY) or not stated else stated
 
 
@@ -252,7 +252,7 @@ def _has(config: Config, name: str) -> bool:
 
 
 def _number(config: Config, name: str) -> int:
-    """Return a size, of a list for layers the largest; 0 where it is not stated, or is none."""
+    """Return a size, the largest of a list for layers; 0 if it is absent or invalid."""
     for part in _parts(config):
         value = part.get(name)
         values = [

@@ -52,7 +52,7 @@ class Fault(StrEnum):
     """Why a file is no block."""
 
     TORN = "torn"
-    """Shorter than it says, or not what was written."""
+    """Shorter than stated, or not what was written."""
     FOREIGN = "foreign"
     """Another kind of file, or a block of another place."""
     OLD = "old"

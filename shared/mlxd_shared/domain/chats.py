@@ -178,7 +178,7 @@ def refuse_half_characters(chat: Chat) -> None:
 
 
 def _json_half(text: str) -> str:
-    """Return what is wrong with a text within JSON; what is no JSON is somebody else's to say."""
+    """Return what is wrong with a text inside JSON; invalid JSON is checked elsewhere."""
     if _SURROGATE_ESCAPE not in text.lower():
         return ""
     try:

@@ -17,7 +17,7 @@ class DeviceKind(StrEnum):
 
     @property
     def first_name(self) -> str:
-        """How a machine's first device of the kind is called where nobody says otherwise."""
+        """The default name of a machine's first device of this kind."""
         return "cpu" if self is DeviceKind.CPU else "gpu0"
 
 

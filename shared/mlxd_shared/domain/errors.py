@@ -306,7 +306,7 @@ class NotAllowed(MlxdError):
 
 
 class KeyLimit(MlxdError):
-    """A key that has used up what it may; `limit` is what it may have of `what`."""
+    """A key has used up a limit; `limit` is its allowance of `what`."""
 
     key: str
     what: str

@@ -1,4 +1,4 @@
-"""The ways in which a worker computes faster, each of which has a plain one beside it.
+"""The fast paths of a worker, each of which has a plain alternative.
 
 Invariants:
 - A path that is switched off changes no result but by rounding: what is slower then is all.

@@ -1,4 +1,4 @@
-"""What a process says of itself, as frozen values: who it is, what it serves, what it holds.
+"""What a process reports of itself, as frozen values: who it is, what it serves, what it holds.
 
 Invariants:
 - Free of the wire: `wire.convert_status` reads and writes them, and nobody else does.
@@ -169,7 +169,7 @@ class WorkerFigures:
 
     @property
     def device(self) -> str:
-        """The device on which the model lives, as the worker says; "" where it does not."""
+        """The device on which the model lives, as the worker reports; "" if it does not."""
         return self.memory.devices[0].device if self.memory.devices else ""
 
     @property

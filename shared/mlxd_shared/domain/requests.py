@@ -245,7 +245,7 @@ class LoadSpec:
     keep_alive_s: float | None = None
     pinned: bool | None = None
     priority: int | None = None
-    """Higher is evicted later; 0 where nobody says."""
+    """Higher is evicted later; 0 by default."""
     kv_format: KVFormat | None = None
     prefix_cache_nbytes: int | None = None
     """What snapshots of former prompts may take; 0 keeps none."""

@@ -70,7 +70,7 @@ def read_off(path: Path, *, device: str, versions: Mapping[str, str]) -> Off:
 
 
 def remember(folder: Path, proved: Proved) -> None:
-    """Write down what was found, in place of what was found before on this device.
+    """Record findings in place of the former ones of this device.
 
     A file that cannot be understood, such as one of a later version, is replaced.
 

@@ -35,7 +35,7 @@ class ProcessMark:
 
 
 def mark_of(pid: int) -> ProcessMark | None:
-    """Return the mark of the process that has this id now; None where there is none.
+    """Return the mark of the process that has this id now; None if there is none.
 
     It does not change with the clock, and is another after a restart of the machine.
     """
@@ -132,7 +132,7 @@ class KnownProcess:
 
 
 def open_handle(pid: int) -> int | None:
-    """Return a descriptor that becomes readable when the process ends; None where there is none.
+    """Return a descriptor that becomes readable when the process ends; None if unsupported.
 
     Raises:
         ProcessLookupError: there is no such process.

@@ -1,4 +1,4 @@
-"""What refused callers are told, and what the log says of them."""
+"""What refused callers are told, and what is logged about them."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def _first(der: bytes, at: int, end: int) -> _Item:
 
 def _time(der: bytes, item: _Item) -> datetime:
     if item.tag not in _TIME_FORMATS:
-        raise ValueError("a date that is none")
+        raise ValueError("an invalid date")
     text = der[item.start : item.end].decode("ascii")
     moment = datetime.strptime(text, _TIME_FORMATS[item.tag]).replace(tzinfo=UTC)
     if item.tag == _UTC_TIME and moment.year >= 2050:  # two digits of a year mean 1950 to 2049
@@ -199,7 +199,7 @@ def _check_pair(certificate: Path, key: Path) -> None:
         if error.reason == "KEY_VALUES_MISMATCH":
             raise BadCredentials(str(key), f"belongs to another certificate than {certificate}"
                                  ) from error  # fmt: skip
-        raise BadCredentials(str(key), "is no private key in PEM, or one too weak") from error
+        raise BadCredentials(str(key), "is not a private key in PEM, or a weak one") from error
 
 
 def _check_dates(path: Path, leaf: Validity, now: datetime) -> None:

@@ -135,7 +135,7 @@ def parse_keys(content: bytes, *, file: str) -> KeyRing:
 
 
 def describe_keys(keys: Iterable[Key]) -> dict[str, object]:
-    """Return what a file with these keys says; what is not limited is left out."""
+    """Return a file's content with these keys; limits that are not set are left out."""
     entries = []
     for key in keys:
         values = asdict(key) | {"scopes": sorted(key.scopes), "models": sorted(key.models)}
@@ -166,11 +166,11 @@ def check_key(key: Key) -> None:
 
 def _parse_key(entry: object, file: str, place: str) -> Key:
     if not isinstance(entry, dict):
-        raise BadCredentials(file, f"{place} is no object")
+        raise BadCredentials(file, f"{place} is not an object")
     for name, value in entry.items():
         is_kind = _KINDS.get(name)
         if is_kind is None:
-            raise BadCredentials(file, f"{place}.{name:.50} is no field of a key")
+            raise BadCredentials(file, f"{place}.{name:.50} is not a field of a key")
         if not is_kind(value):
             raise BadCredentials(file, f"{place}.{name} is of another type")
     scopes = entry.get("scopes", [Scope.INFER])

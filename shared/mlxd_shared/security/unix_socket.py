@@ -64,7 +64,7 @@ def _remove_stale(path: Path) -> None:
     except FileNotFoundError:
         return
     if not stat.S_ISSOCK(mode):
-        raise _refusal(path, "exists and is no socket; it is not removed")
+        raise _refusal(path, "exists and is not a socket; it is not removed")
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         probe.settimeout(0)
         code = probe.connect_ex(str(path))

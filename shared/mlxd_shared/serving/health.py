@@ -66,7 +66,7 @@ class Health(health_pb2_grpc.HealthServicer):
         return _Answer.SERVING if serving else _Answer.NOT_SERVING
 
     async def Check(self, request: health_pb2.HealthCheckRequest, context: Context) -> _Answer:
-        """Return the state now; NOT_FOUND where there is none, as the protocol has it."""
+        """Return the state now; NOT_FOUND if there is none, as the protocol demands."""
         state = self.of(request.service)
         if state == _Answer.SERVICE_UNKNOWN:
             problem = f"nothing is known of the health of {request.service!r}"

@@ -1,4 +1,4 @@
-"""How many calls a server works on at once; whoever comes beyond that is told when to come back.
+"""How many calls a server handles at once; calls beyond that are told when to retry.
 
 Invariants:
 - A call counts from when the server takes it, before anything of its request is read, until its

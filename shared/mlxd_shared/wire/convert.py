@@ -133,7 +133,7 @@ def _generate_violations(
 
 
 def _id_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
-    """Return what is wrong with the id, behind which those of further choices have their number."""
+    """Return what is wrong with the id; further choices have their number appended to it."""
     most, length = config.REQUEST_ID_CHARS_MAX, len(pb.request_id)
     if pb.n > 1:
         most -= config.CHOICE_ID_CHARS
@@ -226,7 +226,7 @@ def _choice_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
     if pb.n > 1 and pb.resume_from:
         violations.append(FieldViolation("resume_from", "not with n above 1"))
     if not violations and pb.n * pb.ByteSize() > config.CHOICES_BYTES_MAX:
-        limit = f"a request of so many bytes has at most {config.CHOICES_BYTES_MAX} in all choices"
+        limit = f"a request of this size has at most {config.CHOICES_BYTES_MAX} in all choices"
         violations.append(FieldViolation("n", limit))
     return violations
 

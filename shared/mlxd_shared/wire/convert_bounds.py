@@ -35,7 +35,7 @@ def list_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]:
 
 
 def check_count(field: str, count: int, most: int, things: str) -> list[FieldViolation]:
-    """Return what is wrong with a field that holds so many things."""
+    """Return what is wrong with a field that holds this many things."""
     return [FieldViolation(field, f"at most {most} {things}")] if count > most else []
 
 

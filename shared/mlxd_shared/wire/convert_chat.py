@@ -90,7 +90,7 @@ def _choice_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]
     elif is_required and not pb.tools_json:
         yield FieldViolation(field, "a call is required, and no tool is on offer")
     elif is_required and pb.continue_final_message:
-        yield FieldViolation(field, "no call is required of a message that goes on")
+        yield FieldViolation(field, "no call can be required of a continued message")
     if pb.tool_name and not is_required:
         yield FieldViolation("chat.tool_name", "needs TOOL_CHOICE_REQUIRED")
     elif pb.tool_name and pb.tool_name not in map(_function_name, pb.tools_json):
@@ -98,7 +98,7 @@ def _choice_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]
 
 
 def _function_name(text: str) -> str:
-    """Return the name of a function on offer; empty where it is none."""
+    """Return the name of an offered function; empty if the text is not one."""
     try:
         tool = json_object(text)
     except ValueError:  # which is told of the tool itself
@@ -116,7 +116,7 @@ def required_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolatio
         ("response_format", format_from_pb(pb.response_format)),
         ("ignore_eos", pb.ignore_eos),
     )
-    problem = "not beside chat.tool_choice TOOL_CHOICE_REQUIRED"
+    problem = "not with chat.tool_choice TOOL_CHOICE_REQUIRED"
     return [FieldViolation(name, problem) for name, value in beside if value]
 
 
@@ -127,13 +127,13 @@ def _first_of(entries: Iterable[Iterator[FieldViolation]]) -> list[FieldViolatio
 
 def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[FieldViolation]:
     if pb.role not in ROLES:
-        yield FieldViolation(f"{place}.role", f"{pb.role!r} is none of {', '.join(ROLES)}")
+        yield FieldViolation(f"{place}.role", f"{pb.role!r} is not one of {', '.join(ROLES)}")
     if pb.role != ASSISTANT:
         for name, value in (("reasoning", pb.reasoning), ("tool_calls", pb.tool_calls)):
             if value:
                 yield FieldViolation(f"{place}.{name}", f"a message of an {ASSISTANT} has it")
     if pb.parts and pb.content:
-        yield FieldViolation(f"{place}.parts", "content says it too")
+        yield FieldViolation(f"{place}.parts", "content is given too")
     yield from _first_of(
         _part_violations(part, f"{place}.parts[{index}]") for index, part in enumerate(pb.parts)
     )

@@ -14,7 +14,7 @@ FIELD = "response_format"
 
 
 def format_from_pb(pb: inference_pb2.ResponseFormat) -> ResponseFormat | None:
-    """Return the format, unchecked; None where none is asked for (`json_object` false is none)."""
+    """Return the format, unchecked; None if there is none (`json_object` false means none)."""
     field = pb.WhichOneof("kind")
     if field is None:
         return None
@@ -27,7 +27,7 @@ def format_from_pb(pb: inference_pb2.ResponseFormat) -> ResponseFormat | None:
 
 
 def format_to_pb(wanted: ResponseFormat | None) -> inference_pb2.ResponseFormat | None:
-    """Return the format for the wire; None where there is none."""
+    """Return the format for the wire; None if there is none."""
     if wanted is None:
         return None
     values = {FormatKind.JSON_OBJECT: True, FormatKind.CHOICE: {"choices": wanted.choices}}
@@ -54,7 +54,7 @@ def ending_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation]
 
 
 def format_violations(pb: inference_pb2.ResponseFormat) -> list[FieldViolation]:
-    """Return what is out of bounds; whether a grammar makes sense is for whoever compiles it."""
+    """Return what is out of bounds; whether a grammar is valid is left to the compiler."""
     wanted = format_from_pb(pb)
     if wanted is None or wanted.kind is FormatKind.JSON_OBJECT:
         return []

@@ -6,7 +6,7 @@ Invariants:
   the room is given back when its call ends.
 - What is large is read and checked on a thread, in steps that each keep the event loop waiting for
   no longer than one pass over some megabytes. At most REQUEST_THREADS_MAX are read at once.
-- Once large requests have gone, the heap gives back to the system what they have left in it.
+- Once large requests have gone, the heap returns its free memory to the system.
 - Whoever leaves takes its work along: what has not begun never does, what has begun is bounded, and
   its room is given back only once it is over, however often its call is cancelled.
 """
@@ -222,6 +222,6 @@ async def _over(outcome: asyncio.Future[Any]) -> None:
 
 
 def _ignore(outcome: asyncio.Future[Any]) -> None:
-    """Take note of what came of work that nobody is left to hear of."""
+    """Retrieve the outcome of work that nobody waits for."""
     if not outcome.cancelled():
         outcome.exception()

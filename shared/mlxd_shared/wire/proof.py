@@ -43,11 +43,11 @@ class Proof:
         return cls(secrets.token_hex(32))
 
     def word(self, size: Size) -> tuple[str, str]:
-        """Return the metadata that goes with a request in which `size` was counted."""
+        """Return the metadata for a request in which `size` was counted."""
         return KEY, f"{self.secret} {size.parts} {size.numbers}"
 
     def size_of(self, metadata: Iterable[tuple[str, str | bytes]] | None) -> Size | None:
-        """Return what was counted in a call's request, without its bytes; None: by nobody known."""
+        """Return a call's counted size, without its bytes; None if its caller is not ours."""
         words = [str(value) for key, value in metadata or () if key == KEY]
         match = _WORD.fullmatch(words[0]) if len(words) == 1 else None
         if match is None or not hmac.compare_digest(match[1], self.secret):

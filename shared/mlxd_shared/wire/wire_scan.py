@@ -219,7 +219,7 @@ class _Walk:
             else:
                 raise DecodeError("a group")
         if at > end:
-            raise DecodeError("a field that ends behind its message")
+            raise DecodeError("a field that ends beyond its message")
 
     def _skip_sized(self, tag: int, at: int, end: int, plan: Plan, depth: int) -> int:
         """Walk a value that begins with its length, and return where it ends."""
@@ -229,7 +229,7 @@ class _Walk:
             size, at = _number(self._raw, at, end)
         stop = at + size
         if stop > end:
-            raise DecodeError("a field that ends behind its message")
+            raise DecodeError("a field that ends beyond its message")
         field = plan.fields.get(tag)
         if field is None:
             if size > config.REQUEST_TEXT_BYTES_MAX:

@@ -72,7 +72,7 @@ async def test_another_incarnation_is_the_end_of_the_first() -> None:
         worker.say(incarnation="second")
 
         assert await asyncio.wait_for(process.wait_exited(), TIMEOUT_S) == END_UNKNOWN
-        assert "started again" in process.last_lines()[0]
+        assert "restarted" in process.last_lines()[0]
         assert await process.close() == END_UNKNOWN
         assert worker.unloads == []
         assert (await launcher.launch(model="m", incarnation="")).incarnation == "second"
@@ -87,7 +87,7 @@ async def test_a_worker_that_says_nothing_is_lost_when_a_new_watch_hears_nothing
         worker.fall_mute()
 
         assert await asyncio.wait_for(process.wait_exited(), TIMEOUT_S) == END_UNKNOWN
-        said = re.search(r": it said nothing for (\d+) s$", process.last_lines()[0])
+        said = re.search(r": it reported nothing for (\d+) s$", process.last_lines()[0])
         assert said is not None
         assert int(said[1]) >= 5  # from its last word, both silences together
         assert worker.watches == 2

@@ -99,7 +99,7 @@ def test_a_folder_for_all_users_is_left_as_it_is(tmp_path: Path) -> None:
     folder = tmp_path / "shared"
     folder.mkdir()
     folder.chmod(0o1777)
-    with pytest.raises(InvalidRequest, match="for all users"):
+    with pytest.raises(InvalidRequest, match="by all users"):
         RunDir.claim(folder)
     assert mode_of(folder) == 0o1777
     assert not list(folder.iterdir())

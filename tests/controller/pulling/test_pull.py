@@ -110,7 +110,7 @@ def test_bytes_that_are_not_what_was_promised_are_dropped(hub: FakeHub, tmp_path
     ("refusal", "words", "reason"),
     [
         ((401, "GatedRepo"), "accept its terms", Reason.OTHER),
-        ((403, ""), "refuses", Reason.OTHER),
+        ((403, ""), "denies", Reason.OTHER),
         ((401, "RepoNotFound"), "no model", Reason.NOT_FOUND),
         ((404, "RepoNotFound"), "no model", Reason.NOT_FOUND),
         ((503, ""), "503", Reason.NO_ANSWER),
@@ -158,7 +158,7 @@ def test_the_index_names_the_shards_that_are_taken() -> None:
 def test_an_index_asks_for_nothing_but_safetensors(shard: object) -> None:
     """What the repository's own index calls a shard is one, or refused by the tensor's name."""
     files = [RemoteFile(name) for name in ("model.bin", "sub/a.safetensors", "README.md")]
-    with pytest.raises(InvalidModel, match="no file of safetensors") as caught:
+    with pytest.raises(InvalidModel, match="not a safetensors file") as caught:
         choose_needed(files, index={"weight_map": {"x": shard}})
     assert caught.value.field == "x"
 

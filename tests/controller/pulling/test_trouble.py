@@ -66,7 +66,7 @@ def test_a_file_is_asked_about_once(hub: FakeHub, tmp_path: Path) -> None:
     assert len(heads) == len(set(heads)) == done.files
 
     hub.etags["config.json"] = "../../../config.json"
-    with pytest.raises(PullFailed, match="no hash"):
+    with pytest.raises(PullFailed, match="not a hash"):
         pull_model(hub, tmp_path / "other")
     assert not list(tmp_path.glob("*.json"))
 

@@ -59,7 +59,7 @@ def test_silence_is_counted_from_the_first_question() -> None:
     """So many rounds of two seconds as make up the limit."""
     worker = a_worker()
     assert rounds_until_hung(worker, round_s=2.0) == LIMIT_S / 2
-    assert worker.ended_because == "it gave no answer for 20 s"
+    assert worker.ended_because == "it did not answer for 20 s"
 
 
 def test_to_ask_who_hangs_changes_nothing() -> None:
@@ -145,7 +145,7 @@ def test_an_engine_that_stands_still_is_ended_though_the_worker_answers() -> Non
         if judge(silence, worker):
             break
     assert count == ENGINE_PATIENCE * LIMIT_S / 2
-    assert worker.ended_because == "its engine stood still for 180 s"
+    assert worker.ended_because == "its engine made no progress for 180 s"
 
 
 def test_a_long_step_is_no_standstill() -> None:
@@ -201,7 +201,7 @@ async def test_a_worker_that_answers_nothing_is_ended_and_its_stream_goes_on() -
         assert got[-1].usage.migrations == 1
         (dead,) = stack.runtime.workers.dead()
         assert isinstance(dead.error, WorkerLost)
-        assert dead.error.cause.startswith("it gave no answer for")
+        assert dead.error.cause.startswith("it did not answer for")
 
 
 @pytest.mark.asyncio
@@ -217,7 +217,7 @@ async def test_a_worker_whose_engine_stands_still_is_ended() -> None:
 
         (dead,) = stack.runtime.workers.dead()
         assert isinstance(dead.error, WorkerLost)
-        assert dead.error.cause.startswith("its engine stood still for")
+        assert dead.error.cause.startswith("its engine made no progress for")
 
 
 @pytest.mark.asyncio

@@ -75,7 +75,12 @@ def test_what_is_no_model_is_left_out_of_a_hub(folder: Path, tmp_path: Path) -> 
 
 @pytest.mark.parametrize(
     ("content", "words"),
-    [("../../x", "no commit"), ("", "no commit"), ("a" * 300, "over"), (commit_of("9"), "begun")],
+    [
+        ("../../x", "not a commit"),
+        ("", "not a commit"),
+        ("a" * 300, "over"),
+        (commit_of("9"), "begun"),
+    ],
 )
 def test_a_ref_that_names_no_snapshot_is_told(content: str, words: str, tmp_path: Path) -> None:
     """What a ref's file says is a commit that is here, or an error that names the file."""

@@ -113,7 +113,7 @@ def test_a_file_where_a_folder_belongs_is_told(tmp_path: Path) -> None:
     """It is not as if there were nothing."""
     folder = write_tiny_model(tmp_path / "m")
     (folder / "1_Pooling").write_text("{}")
-    with pytest.raises(InvalidModel, match="is no folder") as caught:
+    with pytest.raises(InvalidModel, match="is not a folder") as caught:
         model_digest(folder)
     assert caught.value.file == "1_Pooling"
 
@@ -191,7 +191,7 @@ def test_what_is_no_folder_is_named(tmp_path: Path) -> None:
         with pytest.raises(InvalidModel):
             files_of(path)
     (tmp_path / "file").write_text("{}")
-    with pytest.raises(InvalidModel, match="no store"):
+    with pytest.raises(InvalidModel, match="nor in a store"):
         files_of(tmp_path / "file")
 
 

@@ -147,7 +147,7 @@ async def test_what_a_server_means_is_not_asked_again(
     [
         ([begin_message(0, "a", 1)], "repeat: token 1 was due, 0 came"),
         ([begin_message(2, "c", 3)], "gap: token 1 was due, 2 came"),
-        ([begin_message(1, "b", 2, digest="other")], "the model has become another one"),
+        ([begin_message(1, "b", 2, digest="other")], "the model has changed"),
     ],
 )
 async def test_a_server_that_goes_on_otherwise_is_found_out(

@@ -161,7 +161,7 @@ def test_an_encrypted_key_is_refused_without_asking(tmp_path: Path) -> None:
 def test_a_file_that_is_no_key_is_refused(tmp_path: Path) -> None:
     """The error is about the key, not about the certificate."""
     pair = Authority(tmp_path).issue()
-    with pytest.raises(BadCredentials, match="no private key") as caught:
+    with pytest.raises(BadCredentials, match="not a private key") as caught:
         load_identity(pair.cert, pair.cert)
 
     assert caught.value.file == str(pair.cert)

@@ -102,7 +102,7 @@ async def test_only_a_dead_socket_is_removed(folder: Path) -> None:
     (folder / "link").symlink_to(folder / "file")
     (folder / "folder").mkdir()
     for name in ("file", "link", "folder"):
-        with pytest.raises(InvalidRequest, match="exists and is no socket"):
+        with pytest.raises(InvalidRequest, match="exists and is not a socket"):
             bind(folder / name)
     assert (folder / "link").is_symlink()
     assert (folder / "file").read_text(encoding="utf-8") == "precious"

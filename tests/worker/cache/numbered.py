@@ -15,6 +15,7 @@ import numpy as np
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.rotating import RotatingCache
 from mlxd_worker.cache.rows import RowCaches
@@ -56,7 +57,7 @@ class Numbered:
         )
         values = mx.eye(TOKENS)[mx.array(numbers)][None, None]
         nothing = mx.zeros_like(values)
-        read = self.layer.attend(nothing, nothing, values, plan, scale=1.0)
+        read = self.layer.attend(Asked(nothing, nothing, values, plan, 1.0))
         mx.eval(read, self.caches.state())
         self.contents.settle(row)
         return [np.flatnonzero(query > 1e-6).tolist() for query in np.array(read[0, 0])]

@@ -20,6 +20,7 @@ from mlxd_models.sizes.cache_sizes import KV_GROUP_VALUES
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.base import Kind, LayerCache
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionCache
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.latent import LatentCache
@@ -143,7 +144,7 @@ class Attention:
         )
         attention: AttentionCache = cache  # type: ignore[assignment]  # it is what `make` gave
         return attention.attend(
-            mx.array(queries), mx.array(keys), mx.array(values), plan, scale=self.head_dim**-0.5
+            Asked(mx.array(queries), mx.array(keys), mx.array(values), plan, self.head_dim**-0.5)
         )
 
     def expect(self, step: int, layer: int, fed: Sequence[Fed]) -> list[Array]:

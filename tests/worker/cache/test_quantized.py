@@ -16,6 +16,7 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import ArenaId, Kind, Open, Place, RowError, RowId
 from mlxd_worker.cache.changes import carry_out
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.quantized import Packing, QuantizedKVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.kernels.device import runs_cpu
@@ -116,7 +117,7 @@ def feed(
     for index, row in enumerate(rows):
         row.keys.append(keys[index])
         row.values.append(values[index])
-    read = cache.attend(queries, keys, values, plan, scale=SCALE)
+    read = cache.attend(Asked(queries, keys, values, plan, SCALE))
     expected = [row.read(queries[index], cache.packing) for index, row in enumerate(rows)]
     return read, mx.stack(expected)
 
@@ -288,7 +289,7 @@ def test_a_step_writes_in_place(*, several: bool) -> None:
     queries = random(rows, 8, plan.width, HEAD_DIM, seed=9)
     mx.eval(keys, values, queries)
     before = live_nbytes()
-    read = cache.attend(queries, keys, values, plan, scale=SCALE)
+    read = cache.attend(Asked(queries, keys, values, plan, SCALE))
     mx.eval(read, *cache.arrays().values())
 
     assert mx.get_peak_memory() - before < cache.nbytes // 8

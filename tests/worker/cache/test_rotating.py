@@ -13,6 +13,7 @@ import pytest
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import ArenaId, Kind, Open, Place, RowError
 from mlxd_worker.cache.changes import carry_out
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.rotating import RotatingCache
 from tests.support.mlx_memory import live_nbytes
 
@@ -118,7 +119,7 @@ class Pair:
             # The first number of each key and value says which position it belongs to.
             tags = (self.length(slot) + mx.arange(width)) / 64
             keys[index, ..., 0] = values[index, ..., 0] = tags
-        read = self.cache.attend(queries, keys, values, plan, scale=SCALE)
+        read = self.cache.attend(Asked(queries, keys, values, plan, SCALE))
         mx.eval(read, list(self.cache.arrays().values()))
         for index, slot in enumerate(slots):
             self.keys[slot] = mx.concatenate([self.keys[slot], keys[index]], axis=1)

@@ -168,7 +168,7 @@ def test_longer_lexemes_lose_no_text(grammar: str, good: list[str], bad: list[st
     [
         ('root ::= "a', "1:10: '\"' is not closed on its line"),
         ("root ::= [a", "1:10: '[' is not closed on its line"),
-        ('root = "a"', "1:6: '::=' is needed behind a rule's name"),
+        ('root = "a"', "1:6: '::=' is needed after a rule's name"),
         ('root ::= "a"\n ::= "b"', "2:2: a rule's name is needed"),
         ('root ::= "a"\nroot ::= "b"', "2:1: the rule 'root' is there already"),
         ('root ::= ("a"', "1:14: ')' is needed here"),

@@ -18,7 +18,7 @@ from mlxd_shared.domain.requests import KVFormat, LoadSpec
 from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache, RowError, RowId
-from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
+from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS, Asked
 from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
@@ -79,7 +79,7 @@ class Seen:
         rows = mx.zeros((len(batch.rows), 1, batch.width, 4))
         for cache in caches.layers:
             if cache is not None:
-                as_attention(cache).attend(rows, rows, rows, plan, scale=1.0)
+                as_attention(cache).attend(Asked(rows, rows, rows, plan, 1.0))
         return rows.reshape(-1, 4)
 
     def logits(self, hidden: mx.array) -> mx.array:
@@ -143,7 +143,7 @@ class SeenTogether(Seen):
         self.neighbours.append(isinstance(group.chunks.slots, slice))
         rows = mx.zeros((sum(batch.counts), 1, 1, 4))
         for cache in caches.layers:
-            as_attention(cache).attend(rows, rows, rows, plan, scale=1.0)
+            as_attention(cache).attend(Asked(rows, rows, rows, plan, 1.0))
         return rows.reshape(-1, 4)
 
 

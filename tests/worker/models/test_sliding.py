@@ -14,6 +14,7 @@ from mlx_lm.utils import load_model as load_peer
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import Kind, LayerCache, RowId
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.models.base import Batch
@@ -316,7 +317,7 @@ class Sparse:
         rows = mx.broadcast_to(at[:, None, :, None], (*at.shape[:1], 1, batch.width, 4))
         for cache in caches.layers:
             if cache is not None:
-                as_attention(cache).attend(rows, rows, rows, plan, scale=1.0)
+                as_attention(cache).attend(Asked(rows, rows, rows, plan, 1.0))
         return rows.reshape(-1, 4)
 
     def logits(self, hidden: mx.array) -> mx.array:

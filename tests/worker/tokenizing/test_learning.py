@@ -32,7 +32,7 @@ class Unread(Tokenizer):
 @pytest.mark.parametrize(
     ("kind", "command", "learn_s", "problem"),
     [
-        (Unread, COMMAND, config.TOKENIZE_MOST_S, "is no tokenizer: "),
+        (Unread, COMMAND, config.TOKENIZE_MOST_S, "is not a tokenizer: "),
         (Tokenizer, HANGS, 0.1, "takes a process longer than 0.1 s to read"),
         (Tokenizer, DIES, config.TOKENIZE_MOST_S, "died of reading it"),
     ],

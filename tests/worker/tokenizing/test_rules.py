@@ -130,7 +130,7 @@ def test_a_plain_one_is_modest_where_its_memory_is_known(
 )
 def test_a_file_that_says_nothing_clear_is_refused(content: bytes) -> None:
     """What stands there twice, the library might read otherwise than we do."""
-    with pytest.raises(InvalidModel, match="is no tokenizer") as caught:
+    with pytest.raises(InvalidModel, match="is not a tokenizer") as caught:
         read_settings(content)
     assert caught.value.file == "tokenizer.json"
 

@@ -130,38 +130,30 @@ class LayerCache(Protocol):
     @property
     def kind(self) -> Kind:
         """What this layer remembers."""
-        ...
 
     def open(self, arena: ArenaId, *, capacity: int, slots: int) -> None:
         """Make an arena; its slots are zero."""
-        ...
 
     def reuse(self, spare: ArenaId, arena: ArenaId) -> None:
         """Give an arena without rows another name; it stays as it is."""
-        ...
 
     def close(self, arena: ArenaId) -> None:
         """Release an arena."""
-        ...
 
     def lift(self, place: Place) -> tuple[mx.array, ...]:
         """Return a copy of all that the slot at `place` holds, to be moved.
 
         The caller evaluates it before anything is written.
         """
-        ...
 
     def move(self, source: Place, target: Place, lifted: tuple[mx.array, ...]) -> None:
         """Have the row of `source`, which was `lifted` there, at `target`; the source is free."""
-        ...
 
     def clear(self, place: Place) -> None:
         """Zero one slot, so that a former row's values (a NaN above all) cannot reach the next."""
-        ...
 
     def free(self, place: Place) -> None:
         """Learn that the row at `place` has left; memory that is kept by slot stays the arena's."""
-        ...
 
     def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
         """Return compact copies of what the row at `place`, now at offset `stop` or beyond, holds.
@@ -172,15 +164,12 @@ class LayerCache(Protocol):
         overwritten them. A recurrent cache: its state, the row standing at `stop`. `start` says
         nothing to the last two. The caller evaluates them before anything is written.
         """
-        ...
 
     def shapes(self, start: int, stop: int) -> tuple[ArrayShape, ...]:
         """Return what `read(_, start, stop)` returns, but for its values."""
-        ...
 
     def write(self, place: Place, start: int, stop: int, state: tuple[mx.array, ...]) -> None:
         """Put back what `read(_, start, stop)` returned; the row then stands at `stop`."""
-        ...
 
     def rewinds(self, offset: int, target: int) -> bool:
         """Tell whether a row at `offset` can go back to `target` (0 <= target <= offset) by itself.
@@ -188,20 +177,16 @@ class LayerCache(Protocol):
         Sliceable kinds always; a rotating cache until its window has wrapped; a recurrent one
         only to where it stands.
         """
-        ...
 
     def slot_nbytes(self, capacity: int) -> int:
         """Return the bytes that one slot of an arena of `capacity` takes in this layer.
 
         A recurrent one: the bytes of one row's states, wherever it sits.
         """
-        ...
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the live arrays by name, for the ledger and for `mx.eval`; do not keep them."""
-        ...
 
     @property
     def nbytes(self) -> int:
         """The exact bytes of the live arrays."""
-        ...

@@ -86,7 +86,7 @@ def _make(change: Change, layer: LayerCache, lifted: Lifted) -> None:
 
 
 def _without_second_moves(changes: Sequence[Change]) -> Iterator[list[Change]]:
-    """Yield the changes in parts, in each of which what moves lies where it lay before the part."""
+    """Yield the changes in parts; within a part, no source is the target of an earlier move."""
     part: list[Change] = []
     written: set[Place] = set()
     for change in changes:
@@ -108,7 +108,7 @@ def in_parts(
     *,
     nbytes_max: int = LIFTED_NBYTES,
 ) -> Iterator[Sequence[LayerCache]]:
-    """Yield the layers in parts of at most so many bytes, by what is lifted of each."""
+    """Yield the layers in parts by the bytes lifted from each, up to a limit."""
     some: list[LayerCache] = []
     nbytes = 0
     for layer in layers:

@@ -76,7 +76,7 @@ def call_forms(template: str, special: tuple[tuple[str, str], ...] = ()) -> Call
     )
     alone = _best(_FORMS, probe.alone)
     if alone is None and beside is None:
-        return CallForms()  # it renders no such conversation: what it says of one is the answer
+        return CallForms()  # it refuses such conversations; its error for one is the answer
     return CallForms(beside or CallForm(), alone)
 
 

@@ -26,7 +26,7 @@ Variables = Mapping[str, Any]
 
 
 class Refusal(jinja2.TemplateError):
-    """A template that says itself what is wrong with a conversation."""
+    """A template's own error about a conversation."""
 
 
 class TooLong(Exception):

@@ -31,7 +31,7 @@ class TemplateFault(Exception):
 
     problem: str
     line: int | None = None
-    """Of the template; None where it is none of its lines."""
+    """A line of the template; None if the error is elsewhere."""
     field: str = ""
     """Of a message (`messages[2].content`), where the template can do without it or with it."""
 
@@ -48,7 +48,7 @@ def render_chat(
         NotContinued: that content is not where it could be gone on with.
         TemplateFault: the template cannot render it.
         TooLong: above `chars_max`.
-        Refusal: the template says itself what is wrong.
+        Refusal: the template's own error.
         jinja2.TemplateSyntaxError: it is no template.
         MemoryError, RecursionError: it takes more of them than there is.
     """

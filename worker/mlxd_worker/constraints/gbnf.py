@@ -84,7 +84,7 @@ class _Reader:
         self._depth = 0
         self._rule = ""
         self.rules: dict[str, str] = {}
-        """What each rule stands for, as it is written."""
+        """The text of each rule."""
         self.uses: dict[str, set[str]] = {}
         """The rules that each rule refers to."""
         self.names: dict[str, int] = {}
@@ -105,7 +105,7 @@ class _Reader:
             if len(self.rules) == RULES_MAX:
                 self._refuse(f"more than {RULES_MAX} rules", start)
             if not self._take("sign", "::="):
-                self._refuse("'::=' is needed behind a rule's name")
+                self._refuse("'::=' is needed after a rule's name")
             self._skip_lines()
             self._rule = name
             self.uses[name] = set()
@@ -131,7 +131,7 @@ class _Reader:
         return " | ".join(options)
 
     def _take_bar(self, *, nested: bool) -> bool:
-        """Go behind the next `|` of this choice, maybe on a line below; False if there is none."""
+        """Skip the next `|` of this choice, even on a later line; False if there is none."""
         before = self._at
         self._skip_lines()
         if self._take("sign", "|"):
@@ -155,7 +155,7 @@ class _Reader:
             items.append(self._repeat(item))
 
     def _item(self) -> str:
-        """Return the next item as it is written; an empty text where there is none."""
+        """Return the text of the next item; empty if there is none."""
         start = self._at
         if text := self._take("text"):
             chars = [f"/{_char(code)}/" for code in self._codes(text[1:-1], start + 1)]
@@ -176,7 +176,7 @@ class _Reader:
         return f"({inner})"
 
     def _repeat(self, item: str) -> str:
-        """Apply what stands behind an item; behind a literal it concerns all of it."""
+        """Apply the repetition after an item; after a literal it applies to all of it."""
         while self._token is not None and self._token.lastgroup == "mark":
             mark, low, comma, high = self._token.group("mark", 6, 7, 8)
             if low is not None:
@@ -234,7 +234,7 @@ class _Reader:
         self._token = _TOKEN.match(self._text, self._at)
 
     def _take(self, kind: str, text: str = "") -> str:
-        """Go behind the next token where it is of a kind, and return it; else an empty text."""
+        """Skip the next token if it is of this kind, and return it; otherwise return ""."""
         token = self._token
         if token is None or token.lastgroup != kind or (text and token[0] != text):
             return ""

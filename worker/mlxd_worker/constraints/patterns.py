@@ -250,7 +250,7 @@ class _Writer:
         if SURROGATES[0] <= code <= SURROGATES[1]:
             self._refuse("half of a pair, which no text holds", start)
         if code >= CODE_POINTS:
-            self._refuse("an escape that is no number of a character", start)
+            self._refuse("an escape that is not the number of a character", start)
         return _char(code)
 
     def _next(self) -> str:

@@ -89,4 +89,4 @@ class CompileRoom:
     def _forget(self, key: _Wanted, task: asyncio.Task[Constraint]) -> None:
         del self._tasks[key]
         if not task.cancelled():
-            task.exception()  # whoever waits has it; where nobody does, nobody is to be warned
+            task.exception()  # retrieved, so that asyncio does not report it as lost

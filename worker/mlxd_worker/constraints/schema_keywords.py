@@ -1,4 +1,4 @@
-"""Read a JSON schema for what it demands; write it anew in the subset that the library enforces.
+"""Reads a JSON schema and rewrites it in the subset that the library enforces.
 
 The library reads schemas, too, but leaves some demands out, reads a few differently from what the
 schema means, and does not tell where it stopped. So each keyword is read here: enforced, an
@@ -81,7 +81,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     result: dict[str, Any] = {}
     for name, value in pairs:
         if name in result:
-            raise SchemaError("#", f"the name {name[:80]!r} stands twice in one object")
+            raise SchemaError("#", f"the name {name[:80]!r} occurs twice in one object")
         result[name] = value
     return result
 
@@ -216,7 +216,7 @@ class _Reader:
         if "prefixItems" in self._content and (
             is_list or self._place.document.draft < Draft.DRAFT_2020_12
         ):  # what items means depends on whether prefixItems is a keyword
-            self._place.refuse("is served beside prefixItems as a schema of 2020-12 alone", keyword)
+            self._place.refuse("is served with prefixItems only in schemas of 2020-12", keyword)
         if not is_list:
             self._out[keyword] = self.inner(value, keyword)
             return

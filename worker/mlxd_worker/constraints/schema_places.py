@@ -138,7 +138,7 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One part of a schema and where it stands."""
+    """One part of a schema, with its place."""
 
     document: Document
     pointer: str
@@ -187,7 +187,7 @@ class Place:
 
 
 def _draft(content: Json) -> Draft:
-    """Return the version that a schema says it is of; the newest where it says nothing."""
+    """Return the version that a schema declares; the newest by default."""
     said = content.get("$schema") if isinstance(content, dict) else None
     if said is None:
         return Draft.DRAFT_2020_12
@@ -195,7 +195,7 @@ def _draft(content: Json) -> Draft:
         draft = _DRAFTS.get(said.rstrip("#").removeprefix("https://").removeprefix("http://"))
         if draft is not None:
             return draft
-    raise SchemaError("#/$schema", f"{str(said)[:80]!r} is no draft from 4 to 2020-12")
+    raise SchemaError("#/$schema", f"{str(said)[:80]!r} is not a draft from 4 to 2020-12")
 
 
 def _identity(content: Json, draft: Draft) -> str:

@@ -41,7 +41,7 @@ REMEMBERED: Final = 0.8
 """What a step's measurement leaves of those before it."""
 
 OUTLIER: Final = 4.0
-"""A measurement counts as at most so many times what was expected of it."""
+"""A measurement counts as at most this multiple of the expectation."""
 
 
 @dataclass(slots=True)

@@ -116,7 +116,6 @@ class Sink(Protocol):
 
     def put(self, event: Event) -> None:
         """Take one event, at once. Called on the engine thread."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,11 +27,9 @@ class TextDecoder(Protocol):
 
     def push(self, token_id: int) -> str:
         """Take one id; return the characters that it completes, maybe none."""
-        ...
 
     def finish(self) -> str:
         """Return what was held back; nothing is pushed afterwards."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

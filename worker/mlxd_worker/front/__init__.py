@@ -1,1 +1,1 @@
-"""The worker as its event loop sees it: streams from their specification to their events."""
+"""The worker on its event loop: streams from their specification to their events."""

@@ -1,9 +1,9 @@
-"""What the calls of an answer are held to, by what a conversation says of its tools.
+"""What the calls in an answer are constrained to, by the tools of its conversation.
 
 Invariants:
-- A response format holds the whole of an output, so nothing else is held beside it.
-- Where the model's template has no form for calls, or its tokens cannot be held to anything, calls
-  are as the model writes them, unless they are required or a tool is strict: that is refused.
+- A response format constrains the whole output, so that nothing else is constrained beside it.
+- If the model's template has no form for calls, or its tokens cannot be constrained, calls are left
+  to the model, unless they are required or a tool is strict: such a request is refused.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from mlxd_worker.thread.facts import Loaded
 
 @dataclass(frozen=True, slots=True)
 class Calls:
-    """What the calls of one answer are held to, and where the answer begins."""
+    """The format of an answer's calls, and how the answer begins."""
 
     wanted: CallFormat
     begin: Begin
@@ -34,7 +34,7 @@ class Calls:
 def call_format(
     spec: GenerateSpec, tools: Tools, loaded: Loaded, output: OutputFormat, begin: Begin
 ) -> Calls | None:
-    """Return what the calls of a chat's answer are held to; None: nothing.
+    """Return the constraint on the calls of a chat's answer; None: there is none.
 
     Raises:
         InvalidRequest: a call is required, and there is no function or the model has no form for

@@ -1,4 +1,4 @@
-"""A prompt told back: its text and ids, and how likely the model finds it."""
+"""A prompt echoed: its text and ids, and how likely the model finds it."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ class PromptEcho:
     text: str = ""
     ids: tuple[int, ...] = ()
     logprobs: tuple[PositionLogprobs, ...] = ()
-    """Of each of its tokens from the second on, where they were asked for."""
+    """Those of each of its tokens from the second on, if requested."""
 
 
 async def echo_of(
     worker: Worker, spec: GenerateSpec, loaded: Loaded, ids: tuple[int, ...]
 ) -> PromptEcho | None:
-    """Return what is told of a prompt, without log-probabilities yet; None: nothing.
+    """Return the echo of a prompt, without log-probabilities yet; None: there is none.
 
-    A stream that goes on has told it, and so has the first of several choices.
+    A resumed stream has sent it already, and so has the first of several choices.
 
     Raises:
         InvalidRequest: more log-probabilities than one message holds.

@@ -1,9 +1,9 @@
 """Texts to vectors: each text is a stream of its own that draws nothing.
 
 Invariants:
-- At most EMBED_STREAMS_MAX texts of a request are with the engine at once, in turn with everybody
-  else's streams; the next goes when one is done.
-- Whoever leaves has its streams cancelled.
+- At most EMBED_STREAMS_MAX texts of a request are with the engine at once, in turn with all other
+  streams; the next one starts when one is done.
+- If the caller leaves, its streams are cancelled.
 """
 
 from __future__ import annotations
@@ -12,21 +12,25 @@ import asyncio
 import math
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import TypeVar
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
-from mlxd_shared.domain.requests import DEFAULTS, EmbedSpec, resolve
-from mlxd_worker.engine.request import Finished, Submit
+from mlxd_shared.domain.requests import DEFAULTS, EmbedSpec, Pooling, resolve
+from mlxd_worker.engine.request import Finished, Submit, Tokens
 from mlxd_worker.front.prompting import check_ids, check_length
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
 
+_T = TypeVar("_T")
+
 
 @dataclass(frozen=True, slots=True)
 class Embedded:
-    """The vectors of all texts, and what was read for them."""
+    """The vectors of all texts, and how many tokens were evaluated for them."""
 
     vectors: tuple[tuple[float, ...], ...]
     prompt_tokens: int
@@ -41,7 +45,7 @@ async def embed(
 
     Raises:
         FieldNotServed: the model makes no vectors.
-        InvalidRequest: a text that this model cannot read whole, or more dimensions than there are.
+        InvalidRequest: a text does not fit the context, or the model has fewer dimensions.
         InvalidModel: the pooling is left open, and the model's own is not served.
         QueueFull: too many streams wait.
         MlxdError: whatever ended a text's stream.
@@ -54,20 +58,50 @@ async def embed(
         normalize=loaded.embedding.normalizes(spec),
     )
     deadline_s = None if left_s is None else time.monotonic() + left_s
-    turns = asyncio.Semaphore(config.EMBED_STREAMS_MAX)
     prompts = [
         await _prompt(worker, text, loaded, field=f"texts[{index}]")
         for index, text in enumerate(spec.texts)
     ]
+    readings = [Reading(prompt, pooling=spec.pooling) for prompt in prompts]
+    finish = partial(_finish_vector, spec)
+    vectors = await read_all(worker, loaded, readings, finish, deadline_s=deadline_s)
+    return Embedded(tuple(vectors), sum(map(len, prompts)))
 
-    async def embed_one(prompt: tuple[int, ...]) -> tuple[float, ...]:
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """A prompt that is evaluated for its own sake: for a vector, or for scores of its tokens."""
+
+    ids: tuple[int, ...]
+    pooling: Pooling | None = None
+    scored_from: int | None = None
+    """Score the tokens from this index on; None: none."""
+
+
+async def read_all(
+    worker: Worker,
+    loaded: Loaded,
+    readings: Sequence[Reading],
+    finish: Callable[[Tokens | Finished], _T],
+    *,
+    deadline_s: float | None,
+) -> list[_T]:
+    """Return what `finish` makes of the first event of each prompt's stream.
+
+    Raises:
+        QueueFull: too many streams wait.
+        MlxdError: whatever ended a stream.
+    """
+    turns = asyncio.Semaphore(config.EMBED_STREAMS_MAX)
+
+    async def read(reading: Reading) -> _T:
         request_id = uuid.uuid4().hex
         async with turns:
             with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
                 reader = worker.engine.reader()
                 request = Submit(
                     stream=stream,
-                    prompt=prompt,
+                    prompt=reading.ids,
                     sampling=resolve(DEFAULTS, seed=0),
                     max_tokens=1,
                     stop=(),
@@ -78,35 +112,37 @@ async def embed(
                     sink=reader,
                     request_id=request_id,
                     deadline_s=deadline_s,
-                    pooling=spec.pooling,
+                    pooling=reading.pooling,
+                    prompt_logprobs=None if reading.scored_from is None else 1,
+                    scored_from=reading.scored_from or 1,
                 )
                 with worker.running(request, loaded):
                     event = await reader.next()
-        assert isinstance(event, Finished), "nothing is drawn"
-        return _finish_vector(event.embedding, spec)
+        return finish(event)
 
-    tasks = [asyncio.create_task(embed_one(prompt)) for prompt in prompts]
+    tasks = [asyncio.create_task(read(reading)) for reading in readings]
     try:
-        vectors = await asyncio.gather(*tasks)
+        return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-    return Embedded(tuple(vectors), sum(map(len, prompts)))
 
 
 async def _prompt(worker: Worker, text: str, loaded: Loaded, *, field: str) -> tuple[int, ...]:
-    """Return a text's ids, which the context holds."""
+    """Return a text's ids, checked against the context."""
     check_length(len(text), loaded, field=field)
     ids = await worker.tokens.encode(loaded.tokenizer, text, field=field, kind="embed")
     return check_ids(ids, loaded, field=field, what="text")
 
 
-def _finish_vector(vector: Sequence[float], spec: EmbedSpec) -> tuple[float, ...]:
-    """Return a vector as it was asked for: shortened, then scaled."""
+def _finish_vector(spec: EmbedSpec, event: Tokens | Finished) -> tuple[float, ...]:
+    """Return a vector as requested: shortened, then scaled."""
+    assert isinstance(event, Finished), "nothing is drawn"
+    vector = event.embedding
     if spec.dimensions is not None:
         if spec.dimensions > len(vector):
-            limit = f"{spec.dimensions} is above the {len(vector)} dimensions that the model has"
+            limit = f"{spec.dimensions} is above the model's {len(vector)} dimensions"
             raise InvalidRequest.of("dimensions", limit)
         vector = vector[: spec.dimensions]
     length = math.sqrt(math.fsum(value * value for value in vector))

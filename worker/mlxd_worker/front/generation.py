@@ -1,8 +1,8 @@
 """One stream from its specification to its events: check, tokenise off the loop, submit, read.
 
 Invariants:
-- Everything that the model decides about a request is decided here, before the engine sees it.
-- The engine hears of the stream's end from here however it ends: by itself, by its client, by a
+- Every choice that depends on the model is made here, before the engine sees the request.
+- The engine is told the stream's end from here, however it ends: by itself, by its client, by a
   deadline, or by a fault.
 """
 
@@ -30,34 +30,34 @@ from mlxd_worker.thread.facts import Loaded
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """What one message of a stream says."""
+    """The content of one message of a stream."""
 
     request_id: str
     model_digest: str
     event: Tokens | Finished
     seed: int | None
-    """The seed in force, on the first message only."""
+    """The seed in use, only on the first message."""
     pieces: tuple[PartPiece, ...] = ()
-    """The pieces of a chat's answer, where it is told apart; the event's text is then that of the
-    text parts."""
+    """The pieces of a chat's answer, if it is parsed; the event's text is then that of the text
+    parts."""
     prompt: PromptEcho | None = None
-    """The prompt, on the first message, where it was asked for."""
+    """The prompt, on the first message, if requested."""
     prompt_tokens: int = 0
-    """How many tokens it has."""
+    """How many tokens the prompt has."""
 
 
 async def generate(
     worker: Worker, spec: GenerateSpec, loaded: Loaded, *, left_s: float | None = None
 ) -> AsyncGenerator[Part, None]:
-    """Yield one stream's events, joined where the reader is slow, the first token alone.
+    """Yield one stream's events, merged if the reader is slow, the first token alone.
 
     left_s: seconds until the deadline; None: no deadline.
 
     Raises:
-        InvalidRequest: something this model cannot honour; names the field and the limit.
-        DuplicateRequest: the request id is in flight.
+        InvalidRequest: this model cannot honour something; names the field and the limit.
+        DuplicateRequest: the request id is in use.
         QueueFull: too many streams wait.
-        DeadlinePassed: `left_s` have passed; gRPC ends the call then, too, sooner or later.
+        DeadlinePassed: `left_s` have passed; gRPC ends the call then as well.
         MlxdError: whatever ended the stream.
     """
     accepted_s = time.monotonic()
@@ -119,7 +119,7 @@ async def generate(
 async def _compile(
     worker: Worker, spec: GenerateSpec, loaded: Loaded, prompt: Prompt
 ) -> Constraint | CallConstraint | None:
-    """Return what the output, or each call in it, has to match; None: nothing."""
+    """Return what the output, or each call in it, must match; None: nothing."""
     if spec.response_format is not None:
         return await worker.formats.compile(loaded.constraints, spec.response_format)
     if prompt.calls is None:
@@ -128,7 +128,7 @@ async def _compile(
 
 
 def _tell_apart(part: Part, answer: Answer) -> Part:
-    """Return a part of a chat's stream with the pieces that its text makes up."""
+    """Return a part of a chat's stream with the pieces of its text."""
     event = part.event
     pieces = answer.read(event.text, ends=isinstance(event, Finished))
     text = "".join(piece.text for piece in pieces if not piece.reasoning)
@@ -157,12 +157,12 @@ def _check_resumed(spec: GenerateSpec, loaded: Loaded, prompt: tuple[int, ...]) 
         raise InvalidRequest.of("resume_token_ids", limit)
     options = merge(spec.sampling, loaded.sampling)
     if options.seed is None and options.temperature != 0:
-        limit = "to go on with the same draws a stream needs its seed, which its first message told"
+        limit = "is required to continue with the same draws; the stream's first message has it"
         raise InvalidRequest.of("sampling.seed", limit)
 
 
 def _eos_of(spec: GenerateSpec, loaded: Loaded) -> frozenset[int]:
-    """Return the ids that end this text, less those that the model's head does not have."""
+    """Return the ids that end this text, less those that the model's head lacks."""
     if spec.ignore_eos:
         return frozenset()
     return frozenset(i for i in loaded.tokenizer.eos_ids if i < loaded.vocab_size)

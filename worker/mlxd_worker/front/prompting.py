@@ -1,9 +1,9 @@
-"""What a request gives the model to read: text, ids or a conversation, as ids that fit its context.
+"""What a request gives the model to read: text, ids or a conversation, as ids that fit the context.
 
 Invariants:
-- Whatever takes long happens off the event loop, within bounds.
-- A conversation's answer is read by the parser of the model's family from its very first text, also
-  where the stream is resumed: what an earlier worker has told is read again, and not told again.
+- Whatever takes long runs off the event loop, within limits.
+- A conversation's answer is parsed by the model family's parser from its first text on, even if the
+  stream is resumed: what an earlier worker has sent is parsed again, but not sent again.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from mlxd_worker.thread.facts import Loaded
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """What the model reads, and how its answer is told."""
+    """What the model reads, and how its answer is parsed."""
 
     ids: tuple[int, ...]
     answer: Answer | None = None
-    """What tells the parts of the answer apart; None: it is one text."""
+    """Parses the answer into parts; None: it is one text."""
     shown: Mapping[int, str] = field(default_factory=dict)
-    """The ids that are part of the text though others are left out."""
+    """The special ids that are part of the text even if others are left out."""
     calls: Calls | None = None
-    """What its calls are held to; None: nothing."""
+    """The constraint on its calls; None: there is none."""
 
 
 async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_id: str) -> Prompt:
@@ -44,7 +44,7 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
 
     Raises:
         InvalidRequest: it makes no prompt that this model can read; names the field.
-        NoChatTemplate, InvalidModel: a conversation, which the model's files have no way to read.
+        NoChatTemplate, InvalidModel: the model's files have no usable form for a conversation.
         QueueFull: too many conversations wait to be rendered.
     """
     match spec.prompt:
@@ -69,7 +69,7 @@ async def _chat_prompt(
     check_length(chars, loaded, field="chat.messages")
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
     check = partial(_check_ids, rendered.ids, spec, loaded, field="chat")
-    # A template may make many of them of a request that is small, and not put off itself.
+    # A template may make many ids of a small request.
     is_short = len(rendered.ids) <= config.TOKENIZE_SHORT_IDS_MAX
     ids = check() if is_short else await asyncio.to_thread(check)
     if not chat.parses and not chat.requires_call:
@@ -80,7 +80,7 @@ async def _chat_prompt(
     calls = call_format(spec, tools, loaded, wanted.output, begin)
     if not chat.parses:
         return Prompt(ids, calls=calls)
-    # Bare JSON is no call where JSON was asked for.
+    # Bare JSON is not a call if JSON was requested.
     bare = wanted.output.bare_json and spec.response_format is not None
     output = wanted.output.without_calls() if bare else wanted.output
     parser = output.parser(tools, prompt=rendered.tail, continued=continued, held=calls is not None)
@@ -93,7 +93,7 @@ async def _chat_prompt(
 def _read_again(
     answer: Answer, spec: GenerateSpec, loaded: Loaded, shown: Mapping[int, str]
 ) -> None:
-    """Have an answer read the text that came with the tokens before, as it was sent then."""
+    """Parse the text of the tokens before again, as it was sent then."""
     text = TextStream(
         loaded.tokenizer.detokenizer(
             skip_special=spec.skip_special_tokens,
@@ -114,12 +114,12 @@ def _read_again(
 def _check_ids(
     prompt: Sequence[int], spec: GenerateSpec, loaded: Loaded, *, field: str
 ) -> tuple[int, ...]:
-    """Return a prompt's ids if the model can read them, and answer behind them."""
+    """Return a prompt's ids if the model can read them and answer."""
     ids = check_ids(prompt, loaded, field=field)
     if len(prompt) + spec.min_tokens > loaded.context_length:
         limit = (
             f"{spec.min_tokens} is above the {loaded.context_length - len(prompt)} tokens that the "
-            f"context of {loaded.context_length} has left behind the prompt"
+            f"context of {loaded.context_length} has left after the prompt"
         )
         raise InvalidRequest.of("min_tokens", limit)
     return ids
@@ -131,7 +131,7 @@ def check_ids(
     """Return a text's ids if the model can read them.
 
     Raises:
-        InvalidRequest: there are none, or more than the context holds, or one that it lacks.
+        InvalidRequest: there are none, more than the context holds, or one beyond the vocabulary.
     """
     if not ids:
         raise InvalidRequest.of(field, f"the {what} has no tokens; at least one is needed")
@@ -141,7 +141,7 @@ def check_ids(
             f"takes at most {loaded.context_length - 1}"
         )
         raise InvalidRequest.of(field, limit)
-    if max(ids) >= loaded.vocab_size:  # a text's: MLX would read beyond the embedding, unasked
+    if max(ids) >= loaded.vocab_size:  # from a text: MLX would read beyond the embedding
         limit = (
             f"the tokenizer makes it token {max(ids)}, which the model does not have; "
             f"its vocabulary has {loaded.vocab_size} tokens"
@@ -151,9 +151,9 @@ def check_ids(
 
 
 def check_length(chars: int, loaded: Loaded, *, field: str) -> None:
-    """Refuse a text that the context could not hold if every token were the longest there is.
+    """Refuse a text that the context could not hold even if every token were the longest one.
 
-    To tokenise it first could take a minute, and memory for every one of its tokens.
+    Tokenising it first could take a minute, and memory for every one of its tokens.
     """
     chars_max = loaded.tokenizer.chars_max(loaded.context_length)
     if chars > chars_max:

@@ -1,11 +1,10 @@
-"""The streams in flight, by request id, and when clients that are refused should come back.
+"""The streams in flight, by request id, and when refused clients should retry.
 
 Invariants:
 - A request id names at most one stream at a time.
-- The number of streams is bounded here already, before anything is spent on one.
-- Of clients refused at one moment each is told a later time than the one before it, so that they
-  come back one by one, and no faster than places are given back; within RETRY_MIN_S and
-  RETRY_MAX_S, however many are refused.
+- The number of streams is limited here already, before anything is spent on one.
+- Clients refused at the same moment get increasing retry times, so that they come back one by one,
+  no faster than places become free; within RETRY_MIN_S and RETRY_MAX_S, however many are refused.
 - Event loop only. `idle` is set exactly while no stream is in flight.
 """
 
@@ -26,20 +25,20 @@ RETRY_MIN_S: Final = 0.1
 RETRY_MAX_S: Final = 300.0
 
 GUESS_S: Final = 1.0
-"""What a stream is taken to last at least, while nothing was measured."""
+"""The assumed least duration of a stream before any was measured."""
 
 MARGIN: Final = 1.25
-"""How much further apart than places appointments are: streams end in groups, and others come."""
+"""How much wider than places retries are spaced: streams end in groups, and new ones come."""
 
 ROUNDS_SEEN: Final = 4
-"""The rate is that of so many streams a row; fewer would see single groups of them."""
+"""The rate is measured over this many streams per row; fewer would show single groups."""
 
 GOLDEN: Final = 0.6180339887498949
-"""Its multiples, less whole numbers, never come close to one another."""
+"""The fractional parts of its multiples stay apart from one another."""
 
 
 class Appointments:
-    """Measures how often places are given back, and spreads those who wait for one.
+    """Measures how often places become free, and spreads the retries of those who wait for one.
 
     Times come from the caller, on one clock that never goes back.
     """
@@ -51,7 +50,7 @@ class Appointments:
         self._beyond = 0
 
     def note_end(self, now_s: float, *, rows_max: int, others_waited: bool) -> None:
-        """Note that a stream has ended; only ends while others waited show the rate."""
+        """Note that a stream has ended; only ends while others waited tell the rate."""
         if not others_waited:
             self._ends_s.clear()
             self._full_since_s = None
@@ -64,17 +63,17 @@ class Appointments:
         """Return the seconds between two places given back."""
         seen = len(self._ends_s) - 1
         if seen < rows_max or now_s <= self._ends_s[0]:
-            # Streams take as long as they have taken so far, and maybe as long again.
+            # Assume that streams take as long as they have taken so far, or as long again.
             since_s = now_s if self._full_since_s is None else self._full_since_s
             return max(GUESS_S, now_s - since_s) / rows_max
         return (now_s - self._ends_s[0]) / seen
 
     def give(self, now_s: float, *, rows_max: int) -> float:
-        """Return in how many seconds one more refused client should come back."""
+        """Return in how many seconds one more refused client should retry."""
         if self._full_since_s is None:
             self._full_since_s = now_s
         each_s = self.interval_s(now_s, rows_max=rows_max) * MARGIN
-        # Not before those that run now have ended: streams that began together end together.
+        # Not before the running ones have ended: streams that began together end together.
         soonest_s = now_s + max(rows_max * each_s, RETRY_MIN_S)
         wanted_s = max(self._last_s + each_s, soonest_s)
         if wanted_s > now_s + RETRY_MAX_S:
@@ -86,7 +85,7 @@ class Appointments:
 
 
 class Streams:
-    """Who is being served."""
+    """The streams being served."""
 
     def __init__(
         self,
@@ -94,7 +93,7 @@ class Streams:
         waiting_max: int = config.WAITING_STREAMS_MAX,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Begin with none; at most `waiting_max` may wait beside those that run."""
+        """At most `waiting_max` streams may wait besides those that run."""
         self.waiting_max = waiting_max
         self.idle = asyncio.Event()
         self._clock = clock
@@ -108,11 +107,11 @@ class Streams:
 
     @contextmanager
     def open(self, request_id: str, *, rows_max: int) -> Iterator[StreamId]:
-        """Hold `request_id` while the stream lasts; yield the engine's name for it.
+        """Reserve `request_id` while the stream lasts; yield the engine's name for it.
 
         Raises:
-            DuplicateRequest: a stream of this id is in flight.
-            QueueFull: `rows_max` streams run and as many wait as may.
+            DuplicateRequest: a stream with this id is in flight.
+            QueueFull: `rows_max` streams run, and the maximum number waits.
         """
         if request_id in self._in_flight:
             raise DuplicateRequest(request_id)

@@ -1,11 +1,11 @@
-"""The worker as its event loop sees it: who it is, what it serves, and what it may do next.
+"""The worker on its event loop: who it is, what it serves, and what it may do next.
 
 Invariants:
 - Event loop only; everything about arrays goes through the engine thread.
-- One load at a time, and it runs to its end with or without waiters; any client may watch it. So
+- One load at a time, which runs to its end with or without waiters; any client may watch it. So
   does an unload: one that stopped half way would leave a model that is neither there nor gone.
-- The model is said to be ready after it is, and to drain before it stops being so.
-- A new stream is let in only while ready.
+- The model is reported ready after it is, and draining before it stops being ready.
+- New streams are admitted only while it is ready.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ _log = get_logger("worker")
 class Identity:
     """Who this worker is. `started_s` is in seconds since the epoch.
 
-    `device` is what its controller calls the device that it sees; "" without one.
+    `device` is the controller's name for the device that it sees; "" if it has none.
     """
 
     incarnation: str
@@ -61,7 +61,7 @@ class Identity:
     device: str = ""
     machine: Machine = field(default_factory=this_machine)
     off: Off = field(default_factory=dict)
-    """The fast paths that are switched off here, and why."""
+    """The fast paths that are switched off here, with the reasons."""
     started_s: float = field(default_factory=time.time)
 
 
@@ -78,27 +78,27 @@ class Worker:
         waiting_max: int = config.WAITING_STREAMS_MAX,
         replay_steps_max: int = 0,
     ) -> None:
-        """Serve nothing yet; later, let at most `waiting_max` streams wait."""
+        """Serve nothing yet; `waiting_max` streams may wait later."""
         self.identity = identity
         self.engine = engine
         self.replay_steps_max = replay_steps_max
-        """Up to so many tokens of a resumed stream are evaluated one by one, as they were at first;
-        more are evaluated like a prompt, which is faster and rounds otherwise."""
+        """Up to this many tokens of a resumed stream are evaluated one by one, as at first; more
+        are evaluated like a prompt, which is faster but rounds differently."""
         self.streams = Streams(waiting_max=waiting_max)
         self.formats = CompileRoom()
         self.chats = RenderRoom()
         self.tokens = TokenRoom()
         self.stopping = stopping
-        """Set once the process has begun to stop; it takes no new stream then."""
+        """Set once the process has begun to stop; it admits no stream then."""
         self.lifeline: Lifeline | None = None
-        """What follows the controller; None where none started this process."""
+        """Follows the controller; None if none started this process."""
         self.phase = WorkerState.UNLOADED
         self.progress = LoadProgress("")
         self.last_error = ""
         self.loaded: Loaded | None = None
         self._health = health
         self.job: LoadJob | None = None
-        """What is loaded, or being loaded, or failed to load; None while there is nothing."""
+        """The model that is loaded, being loaded, or failed to load; None if there is none."""
         self._loading: asyncio.Task[Loaded] | None = None
         self._progressed = asyncio.Event()
         self._unloading = asyncio.Lock()
@@ -110,15 +110,15 @@ class Worker:
         return self.job.name if self.job else ""
 
     def check_incarnation(self, incarnation: str, *, required: bool = False) -> None:
-        """Raise WrongWorker if a request is meant for another process, or must name one."""
+        """Raise WrongWorker if a request is for another process, or names none but must."""
         if incarnation != self.identity.incarnation and (incarnation or required):
             raise WrongWorker(incarnation, self.identity.incarnation)
 
     def check_model(self, model: str) -> Loaded:
-        """Return the loaded model that a request asks for by name or digest, or without either.
+        """Return the loaded model for a request's name or digest; an empty one means any.
 
         Raises:
-            ModelNotFound: another model is asked for, or none is loaded.
+            ModelNotFound: another model is requested, or none is loaded.
             ModelLoading: it is not ready yet.
         """
         job = self.job
@@ -136,7 +136,7 @@ class Worker:
 
         Raises:
             ShuttingDown: the process is stopping.
-            ModelDraining: the model takes no new stream.
+            ModelDraining: the model admits no stream any more.
             ModelNotFound, ModelLoading: as `check_model`.
         """
         if self.stopping.is_set():
@@ -148,7 +148,7 @@ class Worker:
 
     @contextmanager
     def running(self, request: Submit, loaded: Loaded) -> Iterator[None]:
-        """Have the engine run a stream; a body that leaves before its end has it cancelled.
+        """Have the engine run a stream; cancel it if the body raises.
 
         Raises:
             ModelUnloaded: `loaded` is gone.
@@ -170,17 +170,17 @@ class Worker:
             ShuttingDown: the process is stopping.
             WrongWorker: another model is loaded or being loaded.
             InvalidRequest: the same model, but with other options.
-            ModelDraining: the same model is on its way out, or an unload is not done yet.
+            ModelDraining: the same model is draining, or an unload is in progress.
             InvalidModel: the folder cannot be served.
         """
         if self.stopping.is_set():
             raise ShuttingDown
-        if self._unloads:  # it would take what is begun now for what it has ended
+        if self._unloads:  # the unload would mistake this load for the one it has ended
             raise ModelDraining(job.name)
         if self.job is None or self.phase is WorkerState.FAILED:
             self.job, self.phase = job, WorkerState.LOADING
             self.progress = LoadProgress("starting")
-            coming = self.engine.load(job, self._note)  # now: it may be given up from here on
+            coming = self.engine.load(job, self._note)  # started now: from here on it can be ended
             self._loading = asyncio.create_task(self._load(job, coming))
             self._loading.add_done_callback(lambda _: self._wake())
             self._loading.add_done_callback(asyncio.Task.exception)  # maybe without a waiter
@@ -189,7 +189,7 @@ class Worker:
         loading = self._loading
         assert loading is not None, "a model without a load"
         while True:
-            progressed = self._progressed  # taken first, so that nothing between is missed
+            progressed = self._progressed  # taken first, so that nothing in between is missed
             if loading.done():
                 break
             yield self.progress
@@ -210,7 +210,7 @@ class Worker:
     def _meets(self, spec: LoadSpec) -> bool:
         """Return whether the model is, or is being, loaded as `spec` says.
 
-        What `spec` leaves open is met. A controller that takes a worker up names what it found.
+        Options that `spec` leaves open always match. An adopting controller names what it found.
         """
         mine, loaded = self.job, self.loaded
         assert mine is not None, "checked by the caller"
@@ -250,7 +250,7 @@ class Worker:
 
     def _note(self, progress: LoadProgress) -> None:
         self.progress = progress
-        if progress.stage != "ready":  # said when it is true, by `_load`
+        if progress.stage != "ready":  # `_load` reports this once it is true
             self._wake()
 
     def _wake(self) -> None:
@@ -273,7 +273,7 @@ class Worker:
         _log.info("adopted", model=self.model_name, controller_pid=controller.pid)
 
     async def drain(self, grace_s: float) -> int:
-        """Take no new stream; return how many still run when the last has ended or at the end."""
+        """Admit no more streams; return how many still run after at most `grace_s`."""
         await self._close()
         return await self.streams.drain(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))
 
@@ -283,7 +283,7 @@ class Worker:
             await self._health.set(f"models/{self.loaded.job.name}", serving=False)
 
     async def unload(self) -> int:
-        """End every stream with ModelUnloaded and drop the model; idempotent.
+        """End every stream with ModelUnloaded and unload the model; idempotent.
 
         A load in progress is abandoned. Returns MLX's active bytes afterwards.
         """

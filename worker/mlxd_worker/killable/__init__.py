@@ -1,1 +1,1 @@
-"""Work whose cost nobody can tell beforehand, done in child processes that can be killed."""
+"""Work of unpredictable cost, done in child processes that can be killed."""

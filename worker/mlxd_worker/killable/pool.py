@@ -78,7 +78,7 @@ class Pool:
         return answer
 
     def _begin(self, child: subprocess.Popen[bytes], first: First, stop: Stop) -> None:
-        """Tell a child what each is told first; it is ended where that does not succeed."""
+        """Send a child the first message; end it if that fails."""
         try:
             first.check(self._answer(child, first.question(), limit_s=first.limit_s, stop=stop))
         except (Late, Died) as error:
@@ -90,7 +90,7 @@ class Pool:
     def _answer(
         self, child: subprocess.Popen[bytes], question: bytes, *, limit_s: float, stop: Stop
     ) -> bytes:
-        """Return an answer of this child, which is ended where there is none."""
+        """Return this child's answer; end the child if there is none."""
         turn = Turn(child)
         timer = self._timer(limit_s, turn.end_late)
         try:

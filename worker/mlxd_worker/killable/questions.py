@@ -12,7 +12,7 @@ import threading
 
 
 class NoAnswer(Exception):
-    """A question that no child has answered; what that means is for the user to say."""
+    """A question that no child has answered; the caller decides what that means."""
 
 
 class Late(NoAnswer):

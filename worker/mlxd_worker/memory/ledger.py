@@ -47,7 +47,6 @@ class ArraySource(Protocol):
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return the live arrays by name."""
-        ...
 
 
 Tally = Callable[[], tuple[int, int]]

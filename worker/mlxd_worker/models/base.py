@@ -88,12 +88,10 @@ class Passes(Protocol):
     @property
     def capabilities(self) -> Capabilities:
         """What may be done with it, and by it."""
-        ...
 
     @property
     def vocab_size(self) -> int:
         """Width of the logits."""
-        ...
 
     def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
         """Write the batch's tokens into the caches; return hidden rows [N * width, hidden], lazy.
@@ -102,11 +100,9 @@ class Passes(Protocol):
         caller evaluates the result together with the caches' state (prefill: that alone) before the
         next call.
         """
-        ...
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab] for hidden rows [M, hidden], lazy; only rows that sample."""
-        ...
 
 
 class JoiningPasses(Passes, Protocol):
@@ -117,7 +113,6 @@ class JoiningPasses(Passes, Protocol):
 
         Over standard caches alone.
         """
-        ...
 
 
 class Model(Passes, Protocol):
@@ -126,17 +121,14 @@ class Model(Passes, Protocol):
     @property
     def context_max(self) -> int:
         """The most tokens a row may hold."""
-        ...
 
     @property
     def dtype(self) -> mx.Dtype:
         """What it computes in, and its keys and values are."""
-        ...
 
     @property
     def attention(self) -> Sequence[AttentionGeometry | None]:
         """What each layer's attention remembers; None for a layer that does not attend."""
-        ...
 
     def new_caches(
         self, *, kv: KVFormat = KVFormat.MODEL, context_max: int | None = None
@@ -146,11 +138,9 @@ class Model(Passes, Protocol):
         kv: the form of the layers that remember every position. context_max: no row will be longer
         than this; None where it is the model's.
         """
-        ...
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once, for the ledger."""
-        ...
 
 
 def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:

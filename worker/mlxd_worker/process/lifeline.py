@@ -117,7 +117,7 @@ def new_output(path: str) -> Iterator[None]:
     An empty path changes nothing.
 
     Raises:
-        InvalidRequest: it is no named pipe of this user, or nobody reads from it.
+        InvalidRequest: it is not a named pipe of this user, or nobody reads from it.
     """
     if not path:
         yield
@@ -126,7 +126,7 @@ def new_output(path: str) -> Iterator[None]:
     try:
         status = os.fstat(fd)
         if not stat.S_ISFIFO(status.st_mode) or status.st_uid != os.geteuid():
-            raise InvalidRequest.of("output_path", f"{path} is no named pipe of this user")
+            raise InvalidRequest.of("output_path", f"{path} is not a named pipe of this user")
         yield
         os.set_blocking(fd, True)  # as a pipe that is inherited: what is written is not lost
         for output in OUTPUT_FDS:

@@ -22,7 +22,7 @@ HELD = "held"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """What the command line says; None where it does not."""
+    """The options of the command line; None where not given."""
 
     listen: str | None
     allow_remote: bool
@@ -117,7 +117,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
     graces = (
         ("--orphan-grace", config.ORPHAN_GRACE_S, "how long to serve without a controller"),
-        ("--stop-grace", config.WORKER_STOP_GRACE_S, "what streams get when told to stop"),
+        ("--stop-grace", config.WORKER_STOP_GRACE_S, "how long streams may take to stop"),
     )
     for name, default, text in graces:
         add(name, type=_seconds, default=default, metavar="SECONDS", help=text)
@@ -147,7 +147,7 @@ def _parser() -> argparse.ArgumentParser:
         type=_up_to(config.CONTEXT_LENGTH_LIMIT),
         default=0,
         metavar="TOKENS",
-        help="resume streams of at most so many tokens by decoding them again; default: 0, none",
+        help="resume streams of up to this many tokens by decoding them again; default: 0, none",
     )
     add("--threads", type=_count, metavar="N", help="threads of the math library")
     findings_text = "doctor.json: leave out the fast paths that fail or are slower here by it"

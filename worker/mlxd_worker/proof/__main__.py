@@ -27,7 +27,7 @@ LLAMA: Final = "LlamaForCausalLM"
 
 
 class Report:
-    """What the proof says, as lines, and what it has switched off."""
+    """The proof's results, as lines, and what it has switched off."""
 
     def __init__(self) -> None:
         self.off: dict[FastPath, str] = {}

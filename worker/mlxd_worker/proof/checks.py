@@ -16,7 +16,7 @@ Check = Callable[[Subject], str | None]
 
 
 def check_company(subject: Subject) -> str | None:
-    """A row's tokens are those of its lone run, whoever decodes or is read beside it."""
+    """A row's tokens are those of its lone run, whatever else is decoded or prefilled."""
     return compare_heard(subject, run_alone(subject, margins=True), run_company(subject))
 
 
@@ -26,7 +26,7 @@ def check_places(subject: Subject) -> str | None:
 
 
 def check_resumed(subject: Subject) -> str | None:
-    """A stream that goes on from its middle says what the whole one has said."""
+    """A stream resumed from its middle generates what the whole one did."""
     whole = run_alone(subject, margins=True)
     return compare_heard(subject, whole, run_resumed(subject, whole))
 

@@ -40,7 +40,7 @@ class Result:
     problem: str = ""
     """Empty: nothing is wrong."""
     off: FastPath | None = None
-    """The path that is switched off for it; None where there is none to blame."""
+    """The path that is switched off for it; None if none is to blame."""
 
 
 Tell = Callable[[Result], None]
@@ -143,7 +143,7 @@ def _run(subject: Subject) -> None:
 
 
 def _announce(make: MakeRun, say: Callable[[], None]) -> MakeRun:
-    """Return what makes the same runs, each of which says that it begins, as its making does."""
+    """Return a function that makes the same runs, and announces each one, and its making."""
 
     def make_runs() -> Run:
         say()

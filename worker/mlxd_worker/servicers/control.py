@@ -1,9 +1,9 @@
-"""WorkerService: what the worker's controller asks of it, and nobody else.
+"""WorkerService: for the worker's controller alone.
 
-Every request names the worker's incarnation; another's is refused, and so is none.
+Every request must name the worker's incarnation; another one, or none, is refused.
 """
 
-# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+# ruff: noqa: ARG002, N802 - gRPC's names and signatures
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class ControlServicer:
     async def Load(
         self, request: worker_pb2.LoadRequest, context: Context
     ) -> AsyncIterator[worker_pb2.LoadResponse]:
-        """Load the model and stream the progress; it goes on if the caller goes away."""
+        """Load the model and stream the progress; the load goes on if the caller disconnects."""
         self._check(request.worker_incarnation)
         async with aclosing(self._worker.load(job_from_pb(request))) as steps:
             async for progress in steps:
@@ -40,7 +40,7 @@ class ControlServicer:
     async def Unload(
         self, request: worker_pb2.UnloadRequest, context: Context
     ) -> worker_pb2.UnloadResponse:
-        """Drop the model."""
+        """Unload the model."""
         self._check(request.worker_incarnation)
         return worker_pb2.UnloadResponse(mlx_active_bytes=await self._worker.unload())
 
@@ -61,7 +61,7 @@ class ControlServicer:
     async def Drain(
         self, request: worker_pb2.DrainRequest, context: Context
     ) -> worker_pb2.DrainResponse:
-        """Take no new stream and wait for those in flight."""
+        """Admit no more streams and wait for those in flight."""
         self._check(request.worker_incarnation)
         grace_s = config.UNLOAD_GRACE_DEFAULT_S
         if request.HasField("grace"):
@@ -93,7 +93,7 @@ def job_from_pb(request: worker_pb2.LoadRequest) -> LoadJob:
     """Return the job, checked; raises InvalidRequest if a field is missing or out of range."""
     for name, value in (("path", request.path), ("digest", request.digest)):
         if not value:
-            raise InvalidRequest.of(name, "is needed")
+            raise InvalidRequest.of(name, "is required")
     if not 1 <= len(request.name) <= config.MODEL_NAME_CHARS_MAX:
         raise InvalidRequest.of("name", f"1 to {config.MODEL_NAME_CHARS_MAX} characters")
     return LoadJob(

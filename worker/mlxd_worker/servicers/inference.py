@@ -1,12 +1,12 @@
 """InferenceService of a worker.
 
 Invariants:
-- Nothing that takes long runs on the event loop: texts become tokens in a room of their own, and
+- Nothing that takes long runs on the event loop: texts are tokenised in a room of their own, and
   what is as long is read and written on threads, a part at a time.
 - A handler never swallows its cancellation.
 """
 
-# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+# ruff: noqa: ARG002, N802 - gRPC's names and signatures
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from typing import Final
 from mlxd.v1 import inference_pb2, score_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
-from mlxd_shared.wire.convert import CACHE_REASON_TO_PB, FINISH_TO_PB, generate_from_pb
+from mlxd_shared.wire.convert import FINISH_TO_PB, generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
 from mlxd_shared.wire.convert_score import score_from_pb
@@ -40,7 +40,7 @@ from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.process import IDS
 
 IDS_AT_ONCE: Final = 1 << 14
-"""So many are read or written before others have the interpreter: some milliseconds."""
+"""How many ids are read or written before other threads get the interpreter: a few ms."""
 
 
 class InferenceServicer:
@@ -143,8 +143,8 @@ def text_to_bytes(text: str, *, digest: str) -> bytes:
 def ids_to_bytes(ids: array[int], *, digest: str) -> bytes:
     """Return a TokenizeResponse as it goes on the wire.
 
-    It is made a part at a time, between which others have the interpreter: messages behind one
-    another are one message, whose lists have been joined.
+    It is made in parts, between which other threads get the interpreter: concatenated messages are
+    one message, whose lists are joined.
     """
     parts = [inference_pb2.TokenizeResponse(model_digest=digest).SerializeToString()]
     for begin in range(0, len(ids), IDS_AT_ONCE):
@@ -166,7 +166,7 @@ def ids_of(numbers: Sequence[int], *, vocab_size: int) -> array[int]:
 
 
 def part_to_pb(part: Part, *, load_s: float, choice: int) -> inference_pb2.GenerateResponse:
-    """Return one message of a choice; `load_s` goes into its usage, the prompt into the first's."""
+    """Return one message of a choice; only the first choice's usage has the prompt."""
     event = part.event
     message = inference_pb2.GenerateResponse(
         choice=choice,
@@ -200,7 +200,7 @@ def piece_to_pb(piece: PartPiece) -> inference_pb2.OutputPart:
 
 
 def echo_to_pb(prompt: PromptEcho, tokenizer: Tokenizer) -> inference_pb2.PromptEcho:
-    """Return a prompt as it is told back."""
+    """Return an echoed prompt."""
     return inference_pb2.PromptEcho(
         text=prompt.text,
         token_ids=prompt.ids,
@@ -229,28 +229,16 @@ def _logprob_to_pb(token: TokenLogprob, tokenizer: Tokenizer) -> inference_pb2.T
 
 def finish_to_pb(event: Finished) -> types_pb2.Finish:
     """Return why a stream ended, and what matched."""
-    finish = types_pb2.Finish(reason=FINISH_TO_PB[event.reason])
-    if event.stop is not None:
-        finish.stop_string = event.stop
-    if event.stop_token_id is not None:
-        finish.stop_token_id = event.stop_token_id
-    return finish
+    return types_pb2.Finish(
+        reason=FINISH_TO_PB[event.reason],
+        stop_string=event.stop,
+        stop_token_id=event.stop_token_id,
+    )
 
 
 def usage_to_pb(usage: Usage, *, load_s: float) -> types_pb2.Usage:
-    """Return what a stream cost."""
-    return types_pb2.Usage(
-        prompt_tokens=usage.prompt_tokens,
-        cached_tokens=usage.cached_tokens,
-        cache_reason=CACHE_REASON_TO_PB[usage.cache_reason],
-        completion_tokens=usage.completion_tokens,
-        total_tokens=usage.prompt_tokens + usage.completion_tokens,
-        queue_duration=duration_to_pb(usage.queue_s),
-        load_duration=duration_to_pb(load_s),
-        prompt_duration=duration_to_pb(usage.prompt_s),
-        completion_duration=duration_to_pb(usage.completion_s),
-        seed=usage.seed,
-        drafted_tokens=usage.drafted_tokens,
-        accepted_draft_tokens=usage.accepted_draft_tokens,
-        near_ties=usage.near_ties,
-    )
+    """Return a stream's usage."""
+    message = write(usage, types_pb2.Usage)
+    message.total_tokens = usage.prompt_tokens + usage.completion_tokens
+    message.load_duration.CopyFrom(duration_to_pb(load_s))
+    return message

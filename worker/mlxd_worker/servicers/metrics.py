@@ -1,9 +1,9 @@
-"""What this worker counts about its requests, and the gauges of the moment.
+"""The worker's counters of requests, and the gauges of the moment.
 
 Invariants:
 - Event loop only. Counters and histograms begin at 0 with the process.
-- Every Generate call is counted once, under the status code that its client was sent; one whose
-  client left, or let its deadline pass, under CANCELLED.
+- Every Generate call is counted once, under the status code that its client gets; if the client
+  left, or its deadline passed, under CANCELLED.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mlxd_worker.thread.facts import Figures
 
 
 class RequestRecord:
-    """What is measured about one request while it runs."""
+    """The measurements of one request while it runs."""
 
     def __init__(self, metrics: WorkerMetrics, model: str) -> None:
         self.finish_reason = ""
@@ -31,7 +31,7 @@ class RequestRecord:
         self._offset = 0
 
     def note(self, event: Tokens | Finished) -> None:
-        """Measure one event at the moment it is handed to the client."""
+        """Measure one event as it is sent to the client."""
         now_s = time.monotonic()
         metrics, model = self._metrics, self._model
         count = len(event.ids)
@@ -90,7 +90,7 @@ class WorkerMetrics:
             self.requests.add(model=model, code=code.name, finish_reason=record.finish_reason)
 
     def families(self, figures: Figures, model: str) -> list[status_pb2.MetricFamily]:
-        """Return everything for the wire, gauges as of `figures`."""
+        """Return all metrics for the wire, gauges as of `figures`."""
         gauges = (
             ("mlxd_streams_running", "Streams being decoded or prefilled.", figures.running),
             ("mlxd_streams_waiting", "Streams waiting for a row.", figures.waiting),
@@ -104,7 +104,7 @@ class WorkerMetrics:
             ("mlxd_prefix_snapshots", "Open snapshots, lazy or not.", figures.prefix_snapshots),
             (
                 "mlxd_speculation_available",
-                "1 where the model's caches can take wrong guesses back, else 0.",
+                "1 where the model's caches can take wrong guesses back, otherwise 0.",
                 int(figures.can_guess),
             ),
         )

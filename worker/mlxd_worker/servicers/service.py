@@ -25,7 +25,7 @@ SERVICES = (
 def new_server(health: Health, security: ListenerSecurity, proof: Proof) -> grpc.aio.Server:
     """Return a server that offers the worker's services, without any of them yet.
 
-    proof: by which it knows the requests that its controller has checked.
+    proof: identifies the requests that the controller has checked.
     """
     return make_server(health, SERVICES, security=security, limits=RELAYED, proof=proof)
 

@@ -1,10 +1,10 @@
-"""StatusService of a worker: everything about it that it can know itself.
+"""StatusService of a worker: everything that the worker knows about itself.
 
-Nothing in here waits for a forward pass: figures are the engine's last (`EngineThread.figures`),
+Nothing here waits for a forward pass: figures are the engine's last (`EngineThread.figures`), and
 the rest comes from the system's tables.
 """
 
-# ruff: noqa: ARG002, N802 - names and signatures are gRPC's
+# ruff: noqa: ARG002, N802 - gRPC's names and signatures
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from mlxd_worker.thread.facts import Figures, Loaded
 
 
 class StatusServicer:
-    """What this worker does and holds."""
+    """Reports what this worker does and holds."""
 
     def __init__(self, worker: Worker, metrics: WorkerMetrics) -> None:
         self._worker = worker
@@ -104,12 +104,12 @@ def status_to_pb(
 
 @functools.cache
 def _version() -> str:
-    # Asked for with every status, and read from files each time.
+    # Needed for every status, but read from files each time.
     return importlib.metadata.version("mlxd")
 
 
 def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
-    """Return what this worker says about itself."""
+    """Return the worker's figures of itself."""
     process = psutil.Process()
     times = process.cpu_times()
     identity, job = worker.identity, worker.job
@@ -158,7 +158,7 @@ def _with_model(own: WorkerFigures, loaded: Loaded) -> WorkerFigures:
 
 
 def device_name(worker: Worker) -> str:
-    """Return the device that the model lives on, as the controller calls it where there is one."""
+    """Return the controller's name for the model's device, or its kind's if there is none."""
     return worker.identity.device or worker.identity.backend.kind.first_name
 
 

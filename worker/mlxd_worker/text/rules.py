@@ -94,24 +94,24 @@ LINEAR: Final = frozenset(
 
 
 def read_settings(content: bytes, *, file: str = FILE) -> dict[str, Any]:
-    """Return what a tokenizer.json says; raises InvalidModel, with the file, if it is none."""
+    """Parse a tokenizer.json; raises InvalidModel, with the file, if it is invalid."""
     try:
         settings = json.loads(content, object_pairs_hook=_once)
     except (ValueError, RecursionError) as error:
-        raise InvalidModel(f"is no tokenizer: {error}", file) from error
+        raise InvalidModel(f"is not a tokenizer: {error}", file) from error
     if not isinstance(settings, dict):
-        raise InvalidModel("is no tokenizer: not a JSON object", file)
+        raise InvalidModel("is not a tokenizer: not a JSON object", file)
     return settings
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object; of what is read here, what stands there twice has no meaning."""
+    """Return an object; duplicate keys are refused among those read here."""
     members = dict(pairs)
     if len(members) < len(pairs):
         names = [name for name, _ in pairs]
         for name in _READ & members.keys():
             if names.count(name) > 1:
-                message = f"{name!r} stands twice in one object"
+                message = f"{name!r} occurs twice in one object"
                 raise ValueError(message)
     return members
 

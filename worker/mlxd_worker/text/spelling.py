@@ -79,7 +79,7 @@ def _from_byte_token(piece: _Piece) -> _Piece:
 
 
 def _from_byte_level(piece: _Piece) -> _Piece:
-    """Return the bytes that the characters stand for; a token with any other stays as it is."""
+    """Return the bytes that the characters stand for; other tokens stay as they are."""
     if isinstance(piece, bytes):
         return piece
     try:

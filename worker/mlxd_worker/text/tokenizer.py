@@ -46,13 +46,13 @@ _REPLACEMENT: Final = "\ufffd"
 
 @contextmanager
 def library_faults(problem: str, file: str = "tokenizer.json") -> Iterator[None]:
-    """Turn what the library runs into, which is its file's fault, into an error that names it.
+    """Turn an error of the library, which its file has caused, into one that names the file.
 
-    The library raises the bare class, or what is none of Python's errors where it gives up on
-    itself (a panic), after which it can be used all the same.
+    The library raises a bare Exception or, after a panic, a BaseException of its own; it remains
+    usable even then.
 
     Raises:
-        InvalidModel: the body did not come to its end.
+        InvalidModel: the body failed.
     """
     try:
         yield
@@ -168,7 +168,7 @@ class Tokenizer:
         return str(text)
 
     def chars_max(self, tokens: int) -> int:
-        """Return how many characters of a text so many ids can stand for at most."""
+        """Return the most characters of text that this many ids can stand for."""
         return tokens * self.piece_chars_max * NORMALISED_CHARS_MAX
 
     def token_text(self, token_id: int) -> str | None:
@@ -373,7 +373,7 @@ class Detokenizer:
         return "".join(self.push(token_id) for token_id in ids)
 
     def _clear(self, context: list[int]) -> None:
-        """Have no ids pending behind `context`, whose text is given out."""
+        """Drop the pending ids; `context` is what has been returned as text."""
         self._context, self._pending, self._released, self._given_count = context, [], "", 0
 
     def _text_behind(self, context: list[int], ids: list[int]) -> str | None:

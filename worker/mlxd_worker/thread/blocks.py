@@ -1,8 +1,8 @@
-"""Open the blocks of a model that has been loaded: their form, their folder, their threads.
+"""Opens the blocks of a loaded model: their form, their folder, their threads.
 
 Invariants:
-- Engine thread, as all that makes a model resident.
-- A folder that cannot be had is no reason not to serve: the model does without, with one line.
+- Engine thread, like everything that makes a model resident.
+- If the folder cannot be used the model is served without it, and one line is logged.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def open_blocks(
     library: str,
     block_tokens: int = BLOCK_TOKENS,
 ) -> PrefixDisk | None:
-    """Return what keeps blocks of a model's prompts; None where it has none, or nowhere to go.
+    """Return the store for blocks of a model's prompts; None if it has none, or no usable folder.
 
     name: the model's, for people. weights: how they are kept in memory. library: what computes,
     with its version. Whoever gets it closes its tier.

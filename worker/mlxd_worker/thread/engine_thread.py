@@ -4,11 +4,11 @@ Invariants:
 - Nobody else touches an array. Commands go in through a mailbox, plain values come back through
   futures and sinks.
 - Between two steps the whole mailbox is served. New streams are refused when it is full; cancels
-  and commands never are, each of them belongs to a stream or a caller that was let in.
-- Whoever asks for figures waits at most STATUS_WAIT_S, then gets the last ones with their age.
-  These are never from before a command that has been answered.
-- A fault of the loop, or of any command but a load, ends every stream, then the thread, and is
-  reported once: the process has to end, since the caches are in an unknown state.
+  and commands never are, because each belongs to a stream or a caller that was admitted.
+- A request for figures waits at most STATUS_WAIT_S, then gets the last ones with their age. They
+  are never older than a command that has been answered.
+- A fault in the loop, or in any command but a load, ends every stream, then the thread, and is
+  reported once: the process must end, because the caches are in an unknown state.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ MakeHost = Callable[[DeviceKind], "ModelHost"]
 
 
 def _import_host(device: DeviceKind, *, folder: DiskFolder | None = None) -> ModelHost:
-    """Import MLX on the calling thread, which from then on owns it; the BLAS is there already."""
+    """Import MLX on the calling thread, which owns it from then on; the BLAS is loaded already."""
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415
 
     return ModelHost(device=device, folder=folder)
@@ -88,16 +88,16 @@ class EngineThread:
         folder: DiskFolder | None = None,
         rest_s: float = config.IDLE_REST_S,
     ) -> None:
-        """Prepare a thread; `on_fault` is called on the event loop if it ends by a fault.
+        """Prepare a thread; `on_fault` is called on the event loop if a fault ends it.
 
-        make_host: what the thread works on, made on the thread; by default a `ModelHost`, which
-        keeps parts of prompts in `folder`, if there is one.
-        rest_s: after so long without work it gives back what is kept for streams to come.
+        make_host: makes the thread's host, on the thread; by default a `ModelHost` that keeps
+        parts of prompts in `folder`, if given.
+        rest_s: after this long without work, what is kept for later streams is released.
         """
         self._device = device
         self._rest_s = rest_s
         self._rest_at_s: float | None = None
-        """When it rests; None while it works, never again until it has worked."""
+        """When it will rest; None while it works; infinite once it has rested."""
         self._make_host = make_host or partial(_import_host, folder=folder)
         self._loop = loop
         self._on_fault = on_fault
@@ -115,15 +115,15 @@ class EngineThread:
         self._thread.start()
 
     async def ready(self) -> None:
-        """Wait until the thread has imported MLX; raises InternalError if it could not."""
+        """Wait until the thread has imported MLX; raise InternalError if that failed."""
         await self._call(lambda _: None)
 
     async def device_name(self) -> str:
-        """Return what the device calls itself."""
+        """Return the device's own name."""
         return await self._call(lambda host: host.device_name())
 
     async def stop(self) -> None:
-        """End the thread after the step or load step at hand, and wait for that; idempotent."""
+        """End the thread after the current step or load step, and wait for it; idempotent."""
         self.abandon_load()
         self._post(_Stop())
         await asyncio.to_thread(self._thread.join)
@@ -133,7 +133,7 @@ class EngineThread:
         return StreamReader(self._outbox)
 
     def submit(self, request: Submit) -> None:
-        """Send a stream to the engine; its sink hears of everything else.
+        """Send a stream to the engine; its sink gets everything else.
 
         Raises:
             QueueFull: the mailbox is full.
@@ -145,13 +145,13 @@ class EngineThread:
             raise ShuttingDown
 
     def cancel(self, request: Cancel) -> None:
-        """Tell the engine to forget a stream; at once, from the event loop, any number of times."""
+        """Have the engine forget a stream; returns at once; idempotent."""
         self._post(request)
 
     def load(self, job: LoadJob, report: Callable[[LoadProgress], None]) -> Awaitable[Loaded]:
-        """Load a model once it is awaited; `report` is called on the event loop.
+        """Load a model when awaited; `report` is called on the event loop.
 
-        It may be abandoned from now on, before it is awaited.
+        The load may be abandoned from now on, even before it is awaited.
 
         Raises:
             InvalidModel, InvalidRequest: as `ModelHost.load`.
@@ -167,15 +167,15 @@ class EngineThread:
         return self._call(lambda host: host.load(job, cross), recoverable=True)
 
     def abandon_load(self) -> None:
-        """Make the load at hand give up at its next step; without one, do nothing."""
+        """Make a load in progress give up at its next step."""
         self._abandoned.set()
 
     async def unload(self, error: MlxdError) -> int:
-        """End all streams with `error`, drop the model; return MLX's active bytes afterwards."""
+        """End all streams with `error`, unload the model; return MLX's active bytes afterwards."""
         return await self._call(lambda host: host.unload(error))
 
     async def shrink(self, target_nbytes: int) -> tuple[int, int]:
-        """Give memory back down to a target; return the bytes held before and after."""
+        """Release memory down to a target; return the bytes held before and after."""
         return await self._call(lambda host: host.shrink(target_nbytes))
 
     async def share_disk(self, nbytes: int) -> None:
@@ -194,21 +194,21 @@ class EngineThread:
         await self._call(lambda host: host.end_streams(error))
 
     async def figures(self) -> Figures:
-        """Return the newest figures that can be had within STATUS_WAIT_S."""
+        """Return the newest figures available within STATUS_WAIT_S."""
         if self._asking is None or self._asking.done():
             self._asking = asyncio.ensure_future(self._refresh())
         await asyncio.wait([self._asking], timeout=config.STATUS_WAIT_S)
         return self._figures
 
     async def _refresh(self) -> None:
-        with suppress(ShuttingDown, InternalError):  # then the last figures are all there is
+        with suppress(ShuttingDown, InternalError):  # the last figures remain
             await self._call(lambda _: None)
 
     async def _call(self, act: Callable[[ModelHost], T], *, recoverable: bool = False) -> T:
         """Run `act` on the engine thread between two steps; it runs even without a waiter.
 
-        What it raises reaches the caller. Unless `recoverable` it also ends the thread: caches and
-        snapshots may then be half changed.
+        An exception reaches the caller. Unless `recoverable`, it also ends the thread: caches and
+        snapshots may be half changed.
         """
         future: Future[T] = Future()
         future.set_running_or_notify_cancel()
@@ -241,7 +241,7 @@ class EngineThread:
         try:
             host = self._make_host(self._device)
             self._serve(host)
-        except BaseException as error:  # noqa: BLE001 - the thread's last words
+        except BaseException as error:  # noqa: BLE001 - reported once
             error_id = uuid.uuid4().hex[:12]
             _log.critical("the engine failed", error_id=error_id, exc_info=error)
             try:
@@ -271,7 +271,7 @@ class EngineThread:
             self._outbox.flush(hold=host.busy)
 
     def _next(self, host: ModelHost) -> _Message | None:
-        """Return the next message; None when there is none and the engine has work to do."""
+        """Return the next message; None if there is none and the engine has work to do."""
         with suppress(queue.Empty):
             return self._mailbox.get_nowait()
         if host.busy:
@@ -280,7 +280,7 @@ class EngineThread:
         self._figures = host.settle()
         now_s = time.monotonic()
         if self._rest_at_s is None:
-            self._rest_at_s = now_s + self._rest_s  # asking for figures does not put it off
+            self._rest_at_s = now_s + self._rest_s  # a request for figures does not postpone it
         if self._rest_at_s < math.inf:
             with suppress(queue.Empty):
                 return self._mailbox.get(timeout=max(self._rest_at_s - now_s, 0.0))
@@ -290,7 +290,7 @@ class EngineThread:
         return self._mailbox.get()
 
     def _end(self, host: ModelHost | None, error: MlxdError) -> None:
-        """Answer all remaining waiters; admit none from now on."""
+        """Fail all remaining waiters; admit none from now on."""
         with self._gate:
             self._ended = True
         if host is not None:

@@ -1,4 +1,4 @@
-"""What the engine thread tells the event loop, as frozen values without arrays. Imports no MLX."""
+"""What the engine thread passes to the event loop: frozen values, no arrays. Imports no MLX."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from mlxd_worker.text.tokenizer import Tokenizer
 
 @dataclass(frozen=True, slots=True)
 class LoadJob:
-    """One model to load: where it is, what it is called, and what the load fixes."""
+    """One model to load: its folder, its name, and the options of the load."""
 
     path: Path
     name: str
@@ -35,19 +35,19 @@ class DiskFolder:
 
 
 Report = Callable[[LoadProgress], None]
-"""Takes the progress of a load, on the engine thread, at once."""
+"""Takes the progress of a load; called on the engine thread, must return at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model that is ready, and what is in force for it."""
+    """A model that is ready, and the options in use."""
 
     job: LoadJob
     tokenizer: Tokenizer
     constraints: Constraints
-    """The response formats that are compiled for it."""
+    """Compiles response formats for it."""
     chat: ChatFormat | None
-    """How conversations are read; None where the model has no template for them."""
+    """Renders and parses conversations; None if the model has no template."""
     vocab_size: int
     context_length: int
     context_length_max: int
@@ -55,9 +55,9 @@ class Loaded:
     weights: Weights
     kv_format: KVFormat
     prefix_cache_nbytes: int
-    """What snapshots of former prompts may take; 0 keeps none."""
+    """The budget for snapshots of former prompts; 0 keeps none."""
     sampling: SamplingOptions
-    """The values used where a request leaves them absent; none of them is None but the seed."""
+    """The values used if a request leaves them absent; only the seed may be None."""
     embedding: EmbedDefaults
     """Likewise, for vectors of texts."""
     embeds: bool = True
@@ -66,7 +66,7 @@ class Loaded:
 
 @dataclass(frozen=True, slots=True)
 class PrefixFigures:
-    """What one model's prefix cache has done since the process began."""
+    """The counters of one model's prefix cache since the process began."""
 
     lookups: tuple[tuple[str, str, int], ...] = ()
     """Result ("hit" or "miss"), reason, and how often."""
@@ -79,7 +79,7 @@ class PrefixFigures:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFigures:
-    """What guessing has done for one model since the process began."""
+    """The counters of one model's guesses since the process began."""
 
     drafted_tokens: int = 0
     """Guesses that the model has judged."""
@@ -103,7 +103,7 @@ class Figures:
     prefix_snapshots: int = 0
     """Open snapshots, those of running rows included."""
     prefixes: tuple[tuple[str, PrefixFigures], ...] = ()
-    """By model; all that this process has had."""
+    """By model; all models that this process has had."""
     speculations: tuple[tuple[str, SpeculationFigures], ...] = ()
     """Likewise."""
     prefix_disk: PrefixDiskFigures | None = None

@@ -1,9 +1,9 @@
-"""What lives on the engine thread: the resident model, its ledger, and the figures about both.
+"""The resident model on the engine thread, its ledger, and the figures about both.
 
 Invariants:
 - Everything here runs on the engine thread; what is returned is plain values without arrays.
 - At most one model is resident. Unloaded means: nothing pinned, nothing attached, MLX swept.
-- The audit is taken when no stream is left; its difference is what the status shows until the next.
+- The ledger is audited when no stream is left; the status shows that difference until the next one.
 """
 
 from __future__ import annotations
@@ -63,11 +63,11 @@ class ModelHost:
         return self._resident is not None and self._resident.engine.busy
 
     def device_name(self) -> str:
-        """Return what the device calls itself."""
+        """Return the device's own name."""
         return device_name(self._device)
 
     def load(self, job: LoadJob, report: Report) -> Loaded:
-        """Make the model of `job` resident, where none is; raises as `make_resident`."""
+        """Make the model of `job` resident; none may be; raises as `make_resident`."""
         assert self._resident is None, "unload first"
         try:
             counts = self._counts.get(job.name) or PrefixCounts()
@@ -96,10 +96,10 @@ class ModelHost:
         return resident.facts
 
     def unload(self, error: MlxdError) -> int:
-        """End every stream with `error`, drop the model; return MLX's active bytes afterwards."""
+        """End every stream with `error`, unload the model; return MLX's active bytes afterwards."""
         if self._resident is not None:
             self._close_blocks()
-            self._resident.prefix.clear()  # first, so that no row's is copied out to be kept
+            self._resident.prefix.clear()  # first, so that no row's prefix is copied out to be kept
         self.end_streams(error)
         self._absent = error
         if self._resident is not None:
@@ -112,14 +112,13 @@ class ModelHost:
         return self._sweep().active_nbytes
 
     def close(self) -> None:
-        """Have what is kept outlive the process, where it can; the last call."""
+        """Save what can outlive the process; the last call."""
         self._close_blocks()
 
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
-        """Give back what no stream needs until `target_nbytes` are held; return before and after.
+        """Release what no stream needs until `target_nbytes` are held; return before and after.
 
-        First spare arenas and MLX's pool, then the snapshots that are worth least, no more of them
-        than it takes.
+        First spare arenas and MLX's pool, then the least valuable snapshots, no more than needed.
         """
         before_nbytes = held_nbytes = _held_nbytes()
         if held_nbytes > target_nbytes:
@@ -136,7 +135,7 @@ class ModelHost:
         return before_nbytes, held_nbytes
 
     def submit(self, request: Submit) -> None:
-        """Hand a stream to the engine; without a model it fails as the unload has made others."""
+        """Hand a stream to the engine; without a model it fails with the unload's error."""
         if self._resident is None:
             request.sink.put(Failed(self._absent))
         else:
@@ -163,7 +162,7 @@ class ModelHost:
             self._resident.engine.fail_all(error)
 
     def rest(self) -> None:
-        """Give back what is kept for streams to come: arenas, MLX's pool, compiled formats."""
+        """Release what is kept for later streams: arenas, MLX's pool, compiled formats."""
         if self._resident is not None:
             self._resident.caches.rest()
             mx.clear_cache()
@@ -171,7 +170,7 @@ class ModelHost:
             trim_heap()
 
     def settle(self) -> Figures:
-        """Audit the ledger, with no stream left, and return the figures."""
+        """Audit the ledger while no stream is left, and return the figures."""
         audit = self._ledger.audit()
         self._unaccounted_nbytes = audit.unaccounted_nbytes
         if self._holds and not audit.holds:
@@ -184,7 +183,7 @@ class ModelHost:
         return self.figures()
 
     def figures(self) -> Figures:
-        """Return the figures of this moment."""
+        """Return the current figures."""
         engine = self._resident.engine if self._resident else None
         load = engine.occupancy() if engine else Occupancy()
         return Figures(
@@ -225,18 +224,18 @@ class ModelHost:
         return self._resident.prefix.disk.figures(hit_tokens=prefix.counts.disk_tokens)
 
     def _close_blocks(self) -> None:
-        """Write what is worth it of what is kept, and end what writes and reads."""
+        """Write the blocks worth keeping, and end the threads that write and read."""
         disk = None if self._resident is None else self._resident.prefix.disk
         if disk is not None:
             disk.close(timeout_s=config.PREFIX_SAVE_S)
 
     def _lift_limits(self) -> None:
-        """Let MLX have what it had before a model set limits."""
+        """Restore MLX's limits from before a model was loaded."""
         mx.set_cache_limit(self._pool_limit_nbytes)
         mx.set_memory_limit(self._memory_limit_nbytes)
 
     def _sweep(self) -> Audit:
-        # A traceback or a cycle may hold what was dropped.
+        # A traceback or a cycle may keep dropped arrays alive.
         gc.collect()
         audit = self._ledger.sweep()
         trim_heap()
@@ -262,7 +261,7 @@ def _figures_of(counts: PrefixCounts) -> PrefixFigures:
 
 
 def _pool_limit_nbytes() -> int:
-    """Return what MLX may keep of freed buffers; only setting it tells."""
+    """Return the limit of MLX's pool; setting it is the only way to read it."""
     limit_nbytes = mx.set_cache_limit(0)
     mx.set_cache_limit(limit_nbytes)
     return limit_nbytes

@@ -1,12 +1,12 @@
 """A stream's way from the engine thread to its reader on the event loop.
 
 Invariants:
-- The engine never waits: events gather in the outbox and cross once a step, by one wake-up.
-- Where many streams run, a message for each of their tokens costs the cores that compute the next
-  ones. Then what a stream is given within `HOLD_S` crosses together; its first tokens, its end and
-  whatever came before its end cross at once (decision 0022).
+- The engine never waits: events gather in the outbox and cross once per step, with one wake-up.
+- If many streams run, a message for each token takes the cores from computing the next ones. Then
+  the tokens of a stream within `HOLD_S` cross together; its first tokens, its end and whatever
+  precedes its end cross at once (decision 0022).
 - A stream's queue is bounded by its own length in tokens; it needs no other bound.
-- Messages are made as the reader asks: the first token alone, later ones joined as they piled up.
+- Messages are made when the reader asks: the first token alone, later ones merged.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from mlxd_shared import config
 from mlxd_worker.engine.request import Event, Failed, Finished, Tokens
 
 HOLD_S: Final = 0.06
-"""Tokens wait at most so long, and a step, for others of their stream."""
+"""The longest, besides one step, that tokens wait for others of their stream."""
 
 CROWD_STREAMS: Final = 24
-"""No token waits where fewer streams have one to send."""
+"""No token waits if fewer streams have one to send."""
 
 
 class Outbox:
@@ -49,7 +49,7 @@ class Outbox:
     def flush(self, *, hold: bool = False) -> None:
         """Send what was collected to the event loop; engine thread.
 
-        hold: tokens may wait for others, as the streams go on.
+        hold: tokens may wait for others, because the streams go on.
         """
         now_s = self._clock()
         hold = hold and now_s - self._sent_s < HOLD_S
@@ -80,7 +80,7 @@ class StreamReader:
         self._begun = False
 
     def begins(self) -> bool:
-        """Tell whether nothing has been sent to it before; engine thread, once an event."""
+        """Return whether this is its first event; engine thread, once per event."""
         begun, self._begun = self._begun, True
         return not begun
 
@@ -94,7 +94,7 @@ class StreamReader:
         self._arrived.set()
 
     async def next(self) -> Tokens | Finished:
-        """Wait for events; return them joined into one, or raise what ended the stream."""
+        """Wait for events; return them merged into one, or raise what ended the stream."""
         await self._arrived.wait()
         event = self._queue.popleft()
         tokens_max = 1 if self._first else config.EVENTS_PER_MESSAGE_MAX

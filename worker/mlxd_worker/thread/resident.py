@@ -82,14 +82,14 @@ def make_resident(
     guesses: SpeculationCounts | None = None,
     folder: DiskFolder | None = None,
 ) -> Resident:
-    """Load and warm up the model of `job`; `report` is told of every step.
+    """Load and warm up the model of `job`; `report` gets every step.
 
-    MLX's memory and pool are bounded from then on, failed or not: the caller lifts the limits.
-    `counts` is told of every look-up of a prompt, `guesses` of every guess; `folder` is for blocks.
+    MLX's memory and pool are limited from then on, even after a failure: the caller lifts the
+    limits. `counts` counts the look-ups of prompts, `guesses` the guesses; `folder` is for blocks.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
-        InvalidRequest: an option that this model cannot honour; names it and the limit.
+        InvalidRequest: this model cannot honour an option; names it and the limit.
     """
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
@@ -155,7 +155,7 @@ def _new_prefix(
     counts: PrefixCounts | None,
     folder: DiskFolder | None,
 ) -> PrefixCache:
-    """Return what keeps prompts, in `folder` too; the caller closes its `disk`."""
+    """Return the prefix cache, with blocks in `folder` if any; the caller closes its `disk`."""
     disk = None
     if folder is not None and plan.prefix_bytes:
         disk = open_blocks(
@@ -202,7 +202,7 @@ def _new_caches(model: Model, plan: Plan, *, in_place: bool) -> RowCaches:
 
 
 def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:
-    """Have MLX keep to the plan: what it keeps of freed buffers, and how far it goes ahead."""
+    """Hold MLX to the plan: the size of its pool, and how far it evaluates ahead."""
     pool_nbytes = plan.nbytes_of(POOL_TERM)
     mx.set_cache_limit(pool_nbytes)
     if device is DeviceKind.CPU:
@@ -216,7 +216,7 @@ def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: Devic
 def _engine_maker(
     model: Passes, caches: RowCaches, facts: Loaded, plan: Plan
 ) -> Callable[..., Engine]:
-    """Return what makes an engine of it all; `Engine`'s keyword arguments are left open."""
+    """Return a function that makes an engine, given `Engine`'s keyword arguments."""
     limits = Limits(
         context_length=facts.context_length,
         rows_max=facts.rows_max,
@@ -235,7 +235,7 @@ def _engine_maker(
 
 
 def _check_generates(engine: Engine, form: FloatType) -> None:
-    """Warm up with an engine that keeps nothing of it, and refuse a model that cannot answer."""
+    """Warm up with an engine that keeps no prompts, and refuse a model that cannot generate."""
     try:
         warm_up(engine)
     except MlxdError as error:
@@ -244,9 +244,9 @@ def _check_generates(engine: Engine, form: FloatType) -> None:
 
 
 def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind) -> Plan:
-    """Return what was asked for; what was left open is chosen so that it fits."""
+    """Return the plan for `spec`; what it leaves open is chosen so that the model fits."""
     available_nbytes = psutil.virtual_memory().available
-    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory; a Mac's is one
+    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory
         available_nbytes = mx.get_memory_limit()
     budget_nbytes = int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION))
     device = Device(

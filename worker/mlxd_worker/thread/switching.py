@@ -1,8 +1,8 @@
-"""A worker that starts leaves out the fast paths that `mlxd doctor` found wrong or slow here.
+"""Switches off the fast paths that `mlxd doctor` found wrong or slow here.
 
 Invariants:
-- Before the first load, and never again. The log says what is off and why.
-- Findings that cannot be read switch nothing off, and the log says so.
+- Only before the first load. The log says what is off and why.
+- Unreadable findings switch nothing off, which is logged.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ _log = get_logger("worker")
 
 
 async def switch_off(engine: EngineThread, findings: Path | None, backend: Backend) -> Off:
-    """Switch off what the file names for this device and these versions; return it.
+    """Switch off the paths in the file for this device and these versions; return them.
 
-    findings: None reads nothing.
+    findings: None means that there is no file.
     """
     if findings is None:
         return NONE_OFF

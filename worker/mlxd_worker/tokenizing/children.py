@@ -1,9 +1,9 @@
-"""The processes that try a tokenizer out and read its long texts; whose fault it is if they do not.
+"""The processes that try out a tokenizer and read its long texts, and whom their failures blame.
 
 Invariants:
-- What befalls a process that reads the tokenizer is told of tokenizer.json; what befalls one that
-  reads a text, of that text.
-- A tokenizer's bytes are put together for a process that starts, and held no longer than that.
+- The failure of a process that reads the tokenizer is blamed on tokenizer.json; that of one that
+  reads a text, on the text.
+- A tokenizer's bytes are put together for a starting process, and kept no longer than that.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from mlxd_worker.tokenizing.process import BAD, COMMAND, GOOD, LONG, message
 def try_tokenizer(
     content: bytes, *, file: str = FILE, limit_s: float = config.TOKENIZER_TRIAL_S
 ) -> None:
-    """Have a child read a tokenizer.json that inspection cannot judge, and some texts with it.
+    """Have a child read a tokenizer.json that inspection cannot judge, and tokenise some texts.
 
     Raises:
         InvalidModel: the library refuses it, or it takes too long or too much memory; names `file`.
@@ -42,10 +42,10 @@ def try_tokenizer(
 
 
 class Children:
-    """Those of one tokenizer. Any thread."""
+    """The processes of one tokenizer. Any thread."""
 
     def __init__(self, tokenizer: Tokenizer, command: tuple[str, ...], *, learn_s: float) -> None:
-        """Start none yet; one has `learn_s` to read the tokenizer."""
+        """Start none yet; each has `learn_s` to read the tokenizer."""
         self.tokenizer = tokenizer
         self._learn_s = learn_s
         self._pool = Pool(command, first=First(self._teach, learn_s, _check))
@@ -53,9 +53,9 @@ class Children:
     def ask(
         self, how: dict[str, Any], content: bytes, *, field: str, limit_s: float, stop: Stop
     ) -> memoryview:
-        """Return what a process answers; waits for it.
+        """Return the answer of a process; waits for it.
 
-        field: what an error calls the content.
+        field: the content's name in errors.
 
         Raises:
             InvalidRequest: it takes too long or too much memory, or its text is too long; names
@@ -84,11 +84,11 @@ class Children:
         return memoryview(answer)[len(GOOD) :]
 
     def rest(self) -> None:
-        """End those that wait for a question."""
+        """End the idle ones."""
         self._pool.rest()
 
     def close(self) -> None:
-        """End all of them and start no more; waits until they are gone."""
+        """End all of them and start no more; waits until they have ended."""
         self._pool.close()
 
     def _teach(self) -> bytes:
@@ -96,6 +96,6 @@ class Children:
 
 
 def _check(answer: bytes, file: str = FILE) -> None:
-    """Raise what the library ran into, as the fault of its file."""
+    """Raise what the library reported as the fault of its file."""
     if answer.startswith(BAD):
         raise InvalidModel(answer[len(BAD) :].decode(), file)

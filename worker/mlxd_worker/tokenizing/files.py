@@ -1,4 +1,4 @@
-"""Read a model folder's tokenizer: which files say what, and what is wrong with them by name.
+"""Reads a model folder's tokenizer from its files; errors name the file.
 
 Sources, first that says it wins
 - the tokenizer itself: tokenizer.json;
@@ -53,7 +53,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
     """
     stored = files_of(source)
     content, judged = _read_content(stored)
-    with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
+    with library_faults("is not a tokenizer", stored.label(TOKENIZER_FILE)):
         raw = read_raw(content)
     names = {name for name, _ in _EOS_SOURCES + _BOS_SOURCES}
     files = {name: stored.read_json(name) for name in sorted(names)}
@@ -66,7 +66,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
         raise InvalidModel(
             "asks for a BOS that no file names", TOKENIZER_CONFIG_FILE, "add_bos_token"
         )
-    with library_faults("is no tokenizer", stored.label(TOKENIZER_FILE)):
+    with library_faults("is not a tokenizer", stored.label(TOKENIZER_FILE)):
         tokenizer = Tokenizer(
             raw,
             bos_id=bos_ids[0] if bos_ids else None,

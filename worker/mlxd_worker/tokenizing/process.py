@@ -71,7 +71,7 @@ class Desk:
 
     def _learn(self, header: dict[str, Any], body: bytes) -> bytes:
         """Read a tokenizer.json."""
-        with library_faults("is no tokenizer"):
+        with library_faults("is not a tokenizer"):
             bos_id, add_bos = header.get("bos_id"), header.get("add_bos")
             self._tokenizer = Tokenizer(read_raw(body), bos_id=bos_id, add_bos=add_bos, eos_ids=())
         return b""

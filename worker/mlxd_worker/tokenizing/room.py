@@ -1,18 +1,19 @@
-"""Where texts become tokens, and tokens text, off the event loop and within an account.
+"""Tokenises and detokenises texts off the event loop, within limits of time and memory.
 
 Invariants:
-- What is short, by a tokenizer that is `plain`, is done on a thread of this process, for nobody has
-  to wait long for it: TOKENIZE_SHORTS_MAX at once. So is what an ordinary long prompt is, by a
-  tokenizer that is `modest`: TOKENIZE_HERE_MAX of these at once, within the same threads, so that
-  they take no more than TOKENIZE_HERE_MEMORY_BYTES_MAX and leave short ones a thread.
-- Everything else is done by a child, with TOKENIZE_LONGS_MAX at once, in memory of its own that is
-  bounded, and behind whatever computes.
-- Who has to wait is bounded in number and in bytes (`turns`); who leaves ends what was begun.
-- What takes too long, or too much memory, is the request's error; nothing else is held up by it.
-- A tokenizer that is forgotten is read with no more: what was under way or waited ends at once with
-  an error that says so, its children are gone when `forget` returns, and no other is started.
-- The threads are the room's own, as many as have turns and one to keep house: a turn never waits
-  for a thread behind unrelated work, nor the other way round.
+- Short texts, with a `plain` tokenizer, run on a thread of this process, because nobody has to wait
+  long for them: TOKENIZE_SHORTS_MAX at once. So do ordinary long prompts with a `modest` tokenizer:
+  TOKENIZE_HERE_MAX at once, among the same threads, so that they take no more than
+  TOKENIZE_HERE_MEMORY_BYTES_MAX and leave a thread for short ones.
+- Everything else runs in a child, TOKENIZE_LONGS_MAX at once, whose memory is limited and whose
+  priority is below whatever computes.
+- The texts that wait are limited in number and in bytes (`turns`); if a caller leaves, its work is
+  ended.
+- Too much time or memory is the request's error; nothing else is held up by it.
+- A forgotten tokenizer is not used any more: work in progress or waiting fails at once with an
+  error that says so, its children have ended when `forget` returns, and no other is started.
+- The threads are the room's own, one per turn and one for housekeeping: a turn never waits for a
+  thread behind unrelated work, nor the other way round.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ THREADS: Final = config.TOKENIZE_SHORTS_MAX + config.TOKENIZE_LONGS_MAX + 1
 
 
 class TokenRoom:
-    """One worker's texts. One owner: the event loop."""
+    """One worker's tokenising. One owner: the event loop."""
 
     def __init__(
         self,
@@ -55,13 +56,13 @@ class TokenRoom:
     ) -> None:
         """Start no process yet.
 
-        limits_s: what any text may take, and what one of PROMPT_BYTES_MAX may.
-        learn_s: what a child may take to read the tokenizer.
+        limits_s: the time allowed for any text, and for one of PROMPT_BYTES_MAX.
+        learn_s: the time allowed for a child to read the tokenizer.
         """
         queue = {"waiting_max": waiting_max, "waiting_nbytes_max": waiting_nbytes_max}
         self._short = Turns("texts to tokenise", turns_max=config.TOKENIZE_SHORTS_MAX, **queue)
         self._here = Turns("texts to tokenise", turns_max=config.TOKENIZE_HERE_MAX, **queue)
-        """Those among `_short` that are not; who has a turn waits for one there."""
+        """Long texts among the `_short` turns; a text with a turn here waits for one there."""
         self._long = Turns("long texts to tokenise", turns_max=config.TOKENIZE_LONGS_MAX, **queue)
         self._limits_s = limits_s
         self._learn_s = learn_s
@@ -70,9 +71,9 @@ class TokenRoom:
         self._children: Children | None = None
         self._resting: asyncio.TimerHandle | None = None
         self._under_way: dict[asyncio.Task[Any], Tokenizer] = {}
-        """Texts that are read or wait, and by what."""
+        """The texts in progress or waiting, with their tokenizers."""
         self._forgotten: WeakKeyDictionary[Tokenizer, str] = WeakKeyDictionary()
-        """The models of those that read no more texts."""
+        """Forgotten tokenizers, with their models' names."""
         self._is_closed = False
 
     async def encode(
@@ -87,14 +88,14 @@ class TokenRoom:
     ) -> array[int]:
         """Return the ids of a text; see `Tokenizer.encode`.
 
-        field: what an error calls the text; kind: of the call, which kinds take turns by.
+        field: the text's name in errors; kind: the kind of call, by which turns are shared.
 
         Raises:
             InvalidRequest: it is too long, or takes too long or too much memory; names `field`.
             InvalidModel: the tokenizer fails on it; names its file.
-            QueueFull: too many wait.
-            ModelUnloaded, ShuttingDown: the tokenizer is forgotten, or is before it comes to its
-                end; or the room is closed.
+            QueueFull: too many texts wait.
+            ModelUnloaded, ShuttingDown: the tokenizer is forgotten, or the room closed, before the
+                end.
         """
         how = {"begin_text": begin_text, "parse_special": parse_special}
         encode = partial(tokenizer.encode, text, **how)
@@ -105,7 +106,7 @@ class TokenRoom:
         self, tokenizer: Tokenizer, text: str, *, nonce: str, encode: Callable[[], list[int]],
         steering: dict[str, Any],
     ) -> array[int]:  # fmt: skip
-        """Return the ids of a rendered conversation, by `encode` where no child is needed.
+        """Return the ids of a rendered conversation, by `encode` if no child is needed.
 
         steering: what the control tokens are made of (`Tokenizer.control_tokens`).
 
@@ -137,9 +138,9 @@ class TokenRoom:
         return await self._unless_forgotten(tokenizer, answering)
 
     async def forget(self, tokenizer: Tokenizer, model: str) -> None:
-        """Read no more texts with a tokenizer: its model is being unloaded.
+        """Use a tokenizer no more: its model is being unloaded.
 
-        model: its name, for the errors of texts under way.
+        model: its name, for the errors of texts in progress.
         """
         self._forgotten[tokenizer] = model
         await self._give_up([task for task, its in self._under_way.items() if its is tokenizer])
@@ -147,13 +148,11 @@ class TokenRoom:
             await self._end_children()
 
     async def close(self) -> None:
-        """Read no more texts; waits for what threads have begun, which is short."""
+        """Accept no more texts; wait for what threads have begun, which is short."""
         self._is_closed = True
         await self._give_up(list(self._under_way))
         await self._end_children()
         await asyncio.to_thread(self._threads.shutdown)
-
-    # --- how -------------------------------------------------------------------------------------
 
     async def _encode(
         self,
@@ -165,7 +164,7 @@ class TokenRoom:
         field: str,
         kind: str,
     ) -> array[int]:
-        """Return the ids of a text: by `encode`, or by a child that is told `how`."""
+        """Return the ids of a text: by `encode`, or by a child with the options `how`."""
         nbytes = await self._count_bytes(text, field)
         if not _is_for_here(tokenizer, text, nbytes):
             work = self._ask_child(tokenizer, how, text, nbytes, _ids_of, field=field, kind=kind)
@@ -175,7 +174,7 @@ class TokenRoom:
         return await self._unless_forgotten(tokenizer, work)
 
     async def _unless_forgotten(self, tokenizer: Tokenizer, work: Coroutine[Any, Any, _T]) -> _T:
-        """Return what work comes to that reads a text, unless the tokenizer is forgotten first."""
+        """Return the result of work with a tokenizer, unless that is forgotten first."""
         try:
             self._check(tokenizer)
         except BaseException:
@@ -189,7 +188,7 @@ class TokenRoom:
         except asyncio.CancelledError:
             me = asyncio.current_task()
             if me is None or not me.cancelling():
-                self._check(tokenizer)  # the waiter is still there: it was given up here
+                self._check(tokenizer)  # the waiter was not cancelled: the work was given up
             raise
 
     def _check(self, tokenizer: Tokenizer) -> None:
@@ -200,14 +199,13 @@ class TokenRoom:
             raise ModelUnloaded(self._forgotten[tokenizer])
 
     async def _give_up(self, tasks: list[asyncio.Task[Any]]) -> None:
-        """End texts that are under way; a thread that reads one runs to its end, unheard."""
+        """Cancel work in progress; a thread runs to its end, with its result dropped."""
         for task in tasks:
             task.cancel()
         if tasks:
             await asyncio.wait(tasks)
 
     async def _end_children(self) -> None:
-        """End them off the event loop."""
         self._rest_later(None)
         children, self._children = self._children, None
         if children is not None:
@@ -224,7 +222,7 @@ class TokenRoom:
         def end(done: asyncio.Future[_T]) -> None:
             over()
             if not done.cancelled():
-                done.exception()  # a waiter has it; without one there is nothing to warn of
+                done.exception()  # retrieved, so that asyncio does not report it as lost
 
         begun.add_done_callback(end)
         return await asyncio.shield(begun)
@@ -233,7 +231,6 @@ class TokenRoom:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _count_bytes(self, text: str, field: str) -> int:
-        """Return a text's bytes in UTF-8."""
         if len(text) > config.PROMPT_CHARS_MAX:
             raise InvalidRequest.of(field, f"at most {config.PROMPT_CHARS_MAX} characters")
         try:
@@ -252,7 +249,7 @@ class TokenRoom:
         return nbytes
 
     async def _do_here(self, work: Callable[[], _T], kind: str, nbytes: int, *, long: bool) -> _T:
-        """Do something on a thread; what is long gives its memory back to the system behind it."""
+        """Do something on a thread; after long work, return free memory to the system."""
         if not long:
             await self._short.acquire(kind, nbytes)
             return await self._to_its_end(work, self._short.release)
@@ -286,7 +283,7 @@ class TokenRoom:
         field: str,
         kind: str,
     ) -> _T:
-        """Return a child's answer, as `read` reads it on the thread that waits for it."""
+        """Return a child's answer, converted by `read` on the thread that waits for it."""
         await self._long.acquire(kind, nbytes)
         stop = Stop()
         least_s, most_s = self._limits_s
@@ -312,7 +309,7 @@ class TokenRoom:
             self._rest_later(config.TOKENIZE_CHILD_IDLE_S)
 
     def _children_of(self, tokenizer: Tokenizer) -> tuple[Children, Children | None]:
-        """Return a tokenizer's, and another's that have to be ended."""
+        """Return a tokenizer's children, and those of another that must be ended."""
         before = self._children
         if before is not None and before.tokenizer is tokenizer:
             return before, None
@@ -320,7 +317,7 @@ class TokenRoom:
         return self._children, before
 
     def _rest_later(self, delay_s: float | None) -> None:
-        """End idle children after a while; None: no longer."""
+        """End idle children after a while; None: cancel that."""
         if self._resting is not None:
             self._resting.cancel()
             self._resting = None
@@ -331,7 +328,7 @@ class TokenRoom:
 
 
 def _is_for_here(tokenizer: Tokenizer, text: str, nbytes: int) -> bool:
-    """Tell whether a text needs no child: neither its time nor its memory can surprise."""
+    """Return whether a text needs no child: its time and memory are predictable."""
     if _is_short(text):
         return tokenizer.is_plain
     return tokenizer.is_modest and nbytes <= config.TOKENIZE_HERE_BYTES_MAX

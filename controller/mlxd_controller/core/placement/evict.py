@@ -1,7 +1,7 @@
 """Which idle models go to make room: the cheapest sufficient set, by one pure function.
 
 Invariants:
-- Only what is offered is chosen: whoever offers leaves out the leased, loading, pinned and young.
+- Only offered victims are chosen: the caller leaves out leased, loading, pinned and young ones.
 - A model goes only where those of lower priority do not suffice, even all together.
 - Up to VICTIMS_SEARCHED_MAX candidates the set is the cheapest there is; beyond, the cheapest
   found among the best that many. No member is superfluous. Equal offers give equal choices.

@@ -56,7 +56,7 @@ def _hold(turn: Turn, model: Model) -> None:
 
 
 def end_holds(turn: Turn) -> None:
-    """Let held models go on whose time is over, that became pinned, or that nobody waits for."""
+    """Release held models whose time is over, that became pinned, or that nobody waits for."""
     awaited = any(_has_claim(queued, turn.now_s) for _, queued in turn.state.queue())
     for model in turn.models():
         match model.phase:

@@ -44,7 +44,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """One device for one model: what is free there for it, and what it lacks.
+    """One device for one model: what is free on it for the model, and what it lacks.
 
     `short` is negative, or 0, where nothing is lacking; `coming` is the same once all that is on
     its way out has gone.

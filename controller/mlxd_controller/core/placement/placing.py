@@ -88,7 +88,7 @@ def _make_room(
 
 
 def _home_on(homes: list[Home], name: str | None) -> Home:
-    """Return the home on the device of this name; the one with most room where there is none."""
+    """Return the home on the device with this name, or else the one with the most room."""
     return next((home for home in homes if home.device.name == name), homes[0])
 
 

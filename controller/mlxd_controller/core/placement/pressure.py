@@ -73,7 +73,7 @@ def note_shrunk(turn: Turn, model: Model) -> None:
 
 
 def _relieving(state: State, device: Device, now_s: float) -> bool:
-    """Return whether memory is being given back, so that what is held now tells little."""
+    """Return whether memory is being released, so that what is held now means little."""
     return any(
         _gives_back(model.phase, now_s) and state.lives_on(model, device)
         for model in state.models.values()
@@ -87,7 +87,7 @@ def _gives_back(phase: Phase, now_s: float) -> bool:
 
 
 def relieve(turn: Turn) -> None:
-    """Have the next one on each device give memory back, if marks say so and nobody is about to."""
+    """Have one model per device release memory if the marks demand it and none is about to."""
     for device in turn.state.devices:
         pressed = device.name in turn.state.pressed and not turn.state.stopping
         if pressed and not _relieving(turn.state, device, turn.now_s):

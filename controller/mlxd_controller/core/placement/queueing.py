@@ -1,4 +1,4 @@
-"""The queue of models that wait for memory: who enters, who is sent away, what they are told. Pure.
+"""The queue of models that wait for memory: who enters, who is refused, and with what error. Pure.
 
 Invariants:
 - A model has one place however many wait for it, and keeps it while anybody waits.

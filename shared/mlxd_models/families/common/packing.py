@@ -33,7 +33,7 @@ BLOCK_SCALES: Final = "weight_scale_inv"
 
 _KEY = "quantization"
 _COPY = "quantization_config"
-"""Where newer writers say the same again, and other libraries what they have packed."""
+"""Where newer writers repeat the setting, and other libraries describe their packing."""
 
 _KNOWN = frozenset({"group_size", "bits", "mode"})
 
@@ -259,5 +259,5 @@ def _fp8(fields: Fields) -> Packing:
 def _one_of(fields: Fields, key: str, allowed: tuple[int, ...]) -> int:
     value = fields.integer(key, low=min(allowed), high=max(allowed), default=allowed[0])
     if value not in allowed:
-        raise fields.error(key, f"{value} is none of {', '.join(map(str, sorted(allowed)))}")
+        raise fields.error(key, f"{value} is not one of {', '.join(map(str, sorted(allowed)))}")
     return value

@@ -17,15 +17,12 @@ class Scaling(Protocol):
     @property
     def gain(self) -> float:
         """What rotated queries and keys are multiplied by."""
-        ...
 
     def periods(self, base: float, head_dim: int) -> list[float]:
         """Return each pair's tokens per radian."""
-        ...
 
     def within(self, context: int) -> "Scaling":
         """Return the scaling of a model no row of which is ever longer than `context`."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

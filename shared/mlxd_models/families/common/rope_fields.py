@@ -203,7 +203,7 @@ def refuse_longrope(fields: Fields) -> None:
 
 
 def _kind(scaling: Fields) -> tuple[str, object]:
-    """Return the key that names the kind of scaling, and what it says."""
+    """Return the key that names the kind of scaling, and its value."""
     stated = [key for key in ("rope_type", "type") if scaling.has(key)]
     if len({str(scaling.values[key]) for key in stated}) > 1:
         # Readers differ in which of them they look at first.

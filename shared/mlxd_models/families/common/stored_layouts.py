@@ -122,7 +122,7 @@ def _modelopt_parts(spec: TensorSpec, packing: Packing, stem: str) -> list[Tenso
         part_of("weight", words, WORD_DTYPE, stored, packed=True),
         part_of("scales", groups, BYTE_DTYPE, scales),
         part_of("global_scale", (), "F32", whole),
-        # By this others round what is multiplied; here that stays as it is.
+        # Other libraries round inputs with this; here inputs stay as they are.
         TensorSpec(f"{stem}.input_scale", (), required=False, beside=True),
     ]
 

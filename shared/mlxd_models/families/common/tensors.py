@@ -52,12 +52,12 @@ WHOLE: Final = Turn()
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A tensor that checkpoints may store in place of one that is made of it, or of several."""
+    """A tensor that checkpoints may store in place of one or several that are made from it."""
 
     name: str
     shape: tuple[int, ...]
     operation: Operation
-    """What makes of it what it stands for."""
+    """How the model's tensor is made from the stored one."""
     dtype: str | None = None
     """As `TensorSpec.dtype`."""
     turn: Turn = WHOLE
@@ -75,21 +75,21 @@ class TensorSpec:
     other_shape: tuple[int, ...] | None = None
     """A second layout in which checkpoints store it; its header tells which it is."""
     packing: Packing | None = None
-    """How its rows are packed, where the checkpoint stores scales beside it."""
+    """How its rows are packed, if the checkpoint stores scales for it."""
     packed: bool = False
     """Whether it holds packed words, rather than numbers."""
     dtype: str | None = None
-    """The one type that it is stored in, in the headers' word; None: any that holds numbers."""
+    """The only type that it is stored in, as headers name it; None: any type of numbers."""
     packable: bool = False
-    """Whether a load may pack it that is told to, unless it is of a kind that is kept."""
+    """Whether a load may pack it on request, unless its kind stays unpacked."""
     parts: tuple[str, ...] = ()
     """Names of its slices along the first axis, which checkpoints may store in its place."""
     source: Source | None = None
-    """What is stored in its place; set by what `instead` says."""
+    """What is stored in its place, according to `instead`."""
     instead: tuple[tuple[TensorSpec, ...], ...] = ()
     """Other layouts: what takes its place where one of their sources is stored."""
     beside: bool = False
-    """Whether it is a scale or an offset of a weight that stands beside it."""
+    """Whether it is a scale or an offset of another weight."""
     exact: bool = False
     """Whether it lives as float32, whatever form others live in."""
     joins: str = ""
@@ -98,12 +98,12 @@ class TensorSpec:
 
     @property
     def stored_name(self) -> str:
-        """The name that the checkpoint has for it."""
+        """The checkpoint's name for it."""
         return self.name if self.source is None else self.source.name
 
     @property
     def values(self) -> int:
-        """Values of the model that it stands for; 0 beside a weight, which stands for them all."""
+        """How many of the model's values it holds; 0 for scales and offsets of another weight."""
         if self.beside:
             return 0
         count = math.prod(self.shape)

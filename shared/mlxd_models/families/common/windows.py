@@ -53,7 +53,7 @@ def mistral_windows(fields: Fields, *, layers: int, context_max: int) -> Windows
     unsaid = named is None and "sliding_window" not in fields.values
     if unsaid and context_max > MISTRAL_WINDOW_DEFAULT:
         # Readers differ: it is none, or transformers' default.
-        raise fields.error("sliding_window", "missing; null says that there is none")
+        raise fields.error("sliding_window", "missing; null means that there is none")
     windows = windows_of(fields, named or (stated,) * layers, context_max=context_max)
     if named is not None and stated and not any(named):
         unnamed = windows_of(fields, (True,) * layers, context_max=context_max)

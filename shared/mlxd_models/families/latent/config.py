@@ -163,7 +163,7 @@ def first_layers_dense(fields: Fields, *, layers: int, default: int | None) -> t
 
 def _query_rank(fields: Fields) -> int | None:
     if "q_lora_rank" not in fields.values:
-        raise fields.error("q_lora_rank", "missing; null says that there is none")
+        raise fields.error("q_lora_rank", "missing; null means that there is none")
     if not fields.has("q_lora_rank"):
         return None
     return fields.integer("q_lora_rank", low=1, high=WIDTH_MAX)

@@ -1,7 +1,7 @@
 """The schedule of captures of one row: at which offsets, and what came of each. Pure.
 
 Invariants:
-- Offsets are sorted, distinct, and none lies behind the row when they are asked for.
+- Offsets are sorted, distinct, and not behind the row when they are scheduled.
 - They fire in order. The base, where the next capture starts, moves when one fires and never at the
   end of a write: with the row at 2, {3, 5} gives [2, 3) and [3, 5) however the tokens arrive.
 - There is one result for each offset: None where nothing lies between it and the base, or where the

@@ -127,7 +127,7 @@ class Snapshot:
         return self._book.split(self, at)
 
     def close(self) -> None:
-        """End the snapshot and give back what it owns.
+        """End the snapshot and release what it owns.
 
         Raises:
             SnapshotError: the snapshot has ended already.
@@ -269,7 +269,7 @@ class SnapshotBook:
         if row is not None:
             return self.add_lazy(row, kind, start, at), self.add_lazy(row, kind, at, stop)
         left, right = [], []
-        # Layer by layer, each let go as it is done: the room for a second copy is one layer's.
+        # Layer by layer, each released when done: a second copy takes one layer's memory only.
         while layers:
             state = layers.pop(0)
             allocate_exactly()

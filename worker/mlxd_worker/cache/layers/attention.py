@@ -10,6 +10,8 @@ Invariants:
   `CHUNK_WIDTHS`, and all of the row's capacity is read. No cache ever sees a padding token.
 """
 
+from dataclasses import dataclass
+
 import mlx.core as mx
 
 from mlxd_models.sizes.pass_sizes import BLOCK_QUERIES
@@ -29,6 +31,23 @@ CHUNK_WIDTHS = (64, config.PREFILL_CHUNK_TOKENS)
 
 SCORE_VALUES = 10
 """Exponentials that one score of a single query costs: its key and value must be read as well."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One pass of a layer: what its tokens ask, what they add, and how they attend.
+
+    `queries` are `[N, heads, width, head_dim]`, `keys` and `values` those of the same tokens,
+    `[N, kv_heads, width, head_dim]`, in the batch's order. `sinks`, `[heads]`, are scores beside
+    those of every query.
+    """
+
+    queries: mx.array
+    keys: mx.array
+    values: mx.array
+    plan: StepPlan
+    scale: float
+    sinks: mx.array | None = None
 
 
 def members(array: mx.array, group: Group) -> mx.array:
@@ -143,25 +162,18 @@ def attend_slots(
     return result.reshape(slots, heads, width, values.shape[-1])
 
 
-def attend_group(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    group: Group,
-    plan: StepPlan,
-    *,
-    scale: float,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """Return what a batch's queries `[N, heads, width, head_dim]` read of one arena, slot by slot.
+def attend_group(inputs: Asked, keys: mx.array, values: mx.array, group: Group) -> mx.array:
+    """Return what a batch's queries read of one arena, slot by slot.
 
-    Keys and values are the rows' own (`seen_of`). Several rows' chunks come in any number and
-    width: where MLX builds a kernel for each shape, single products do it.
+    Keys and values are all that the rows hold (`seen_of`). The chunks of several rows come in any
+    number and width: where MLX builds a kernel for each shape, single products are used instead.
     """
-    mask = visible_by_slot(group, keys.shape[2], plan)
-    fused = group.chunks is None or not plan.bounded_shapes
-    rows = by_slot(queries, group)
-    return attend_slots(rows, keys, values, mask, scale=scale, sinks=sinks, fused=fused)
+    mask = visible_by_slot(group, keys.shape[2], inputs.plan)
+    fused = group.chunks is None or not inputs.plan.bounded_shapes
+    rows = by_slot(inputs.queries, group)
+    return attend_slots(
+        rows, keys, values, mask, scale=inputs.scale, sinks=inputs.sinks, fused=fused
+    )
 
 
 def attend_chunk(
@@ -216,20 +228,12 @@ def _attend_block(
     return (weights.reshape(folded) @ values).reshape(1, heads, count, values.shape[-1])
 
 
-def attend_row(
-    queries: mx.array,
-    keys: mx.array,
-    values: mx.array,
-    chunk: Chunk,
-    plan: StepPlan,
-    *,
-    scale: float,
-    sinks: mx.array | None = None,
-) -> mx.array:
-    """Return what a chunk's queries `[1, heads, width, head_dim]` read of their whole row.
+def attend_row(inputs: Asked, keys: mx.array, values: mx.array, chunk: Chunk) -> mx.array:
+    """Return what a chunk's queries read of their whole row.
 
     Keys and values are `[1, kv_heads, capacity, head_dim]`, column p being position p.
     """
+    queries, plan, scale, sinks = inputs.queries, inputs.plan, inputs.scale, inputs.sinks
     if not plan.bounded_shapes:
         return attend_chunk(queries, keys, values, length=chunk.length, scale=scale, sinks=sinks)
     span, width = chunk.span or keys.shape[2], queries.shape[2]

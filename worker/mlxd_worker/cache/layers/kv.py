@@ -15,6 +15,7 @@ import mlx.core as mx
 from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.attention import (
+    Asked,
     attend_group,
     attend_row,
     from_slots,
@@ -26,23 +27,13 @@ from mlxd_worker.kernels.decode_attention import Target, attend_in_place, serves
 from mlxd_worker.kernels.token_writes import write_in_place
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """One pass's part of several that are joined: as `KVCache.attend` takes it."""
-
-    queries: mx.array
-    keys: mx.array
-    values: mx.array
-    plan: StepPlan
-
-
 class KVCache(SliceableCache):
     """One layer's standard cache. One owner: the engine thread."""
 
     def __init__(
         self, *, kv_heads: int, head_dim: int, dtype: mx.Dtype, value_dim: int | None = None
     ) -> None:
-        """Return a cache without arenas; values are as wide as keys where nothing else is said."""
+        """Return a cache without arenas; by default values are as wide as keys."""
         self.kv_heads = kv_heads
         self.head_dim = head_dim
         self.value_dim = head_dim if value_dim is None else value_dim
@@ -53,22 +44,10 @@ class KVCache(SliceableCache):
         )
         super().__init__(Kind.STANDARD, parts)
 
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
-
-        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
-        """
-        self._write(keys, values, plan)
-        return self._read(queries, plan, scale=scale, sinks=sinks)
+    def attend(self, inputs: Asked) -> mx.array:
+        """Write keys and values; return what the queries read, in their shape and order. Lazy."""
+        self._write(inputs.keys, inputs.values, inputs.plan)
+        return self._read(inputs)
 
     def fetch(
         self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
@@ -91,16 +70,14 @@ class KVCache(SliceableCache):
         seen_keys, seen_values = (array[rows, :, columns] for array in arrays)
         return seen_keys, seen_values
 
-    def attend_joined_passes(
-        self, parts: Sequence[Asked], *, scale: float, sinks: mx.array | None = None
-    ) -> list[mx.array]:
+    def attend_joined_passes(self, parts: Sequence[Asked]) -> list[mx.array]:
         """Do `attend` for several passes, no row being in two; return what each one reads.
 
         All write before any reads: a view of an array that is still to be written would copy it.
         """
         for part in parts:
             self._write(part.keys, part.values, part.plan)
-        return [self._read(part.queries, part.plan, scale=scale, sinks=sinks) for part in parts]
+        return [self._read(part) for part in parts]
 
     def attends_joined(self, *, heads: int) -> bool:
         """Tell whether `attend_joined` serves here for so many heads of queries."""
@@ -130,39 +107,23 @@ class KVCache(SliceableCache):
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
 
     def _write(self, keys: mx.array, values: mx.array, plan: StepPlan) -> None:
-        """Write a pass's tokens."""
         if plan.chunk is None:
             for group in plan.groups:
                 self._write_group(keys, values, group, plan)
             return
         write_block(self._arenas[plan.chunk.arena], plan.chunk.start, (keys, values))
 
-    def _read(
-        self, queries: mx.array, plan: StepPlan, *, scale: float, sinks: mx.array | None
-    ) -> mx.array:
-        """Return what a pass's queries read of what has been written."""
-        chunk = plan.chunk
+    def _read(self, inputs: Asked) -> mx.array:
+        plan, chunk = inputs.plan, inputs.plan.chunk
         if chunk is not None:
             row = slice(chunk.slot, chunk.slot + 1)
             keys, values = (array[row] for array in self._arenas[chunk.arena])
-            return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
-        parts = [
-            self._read_group(queries, group, plan, scale=scale, sinks=sinks)
-            for group in plan.groups
-        ]
-        return plan.in_order(parts)
+            return attend_row(inputs, keys, values, chunk)
+        return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
 
-    def _read_group(
-        self,
-        queries: mx.array,
-        group: Group,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _read_group(self, inputs: Asked, group: Group) -> mx.array:
         keys, values = (seen_of(array, group, group.span) for array in self._arenas[group.arena])
-        return attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
+        return attend_group(inputs, keys, values, group)
 
     def _write_group(self, keys: mx.array, values: mx.array, group: Group, plan: StepPlan) -> None:
         """Write a batch's tokens, each row's at its own position; only these are touched."""

@@ -12,6 +12,7 @@ import mlx.core as mx
 from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import Kind, LayerCache
 from mlxd_worker.cache.layers.attention import (
+    Asked,
     attend_group,
     attend_row,
     members,
@@ -36,25 +37,23 @@ class LatentCache(SliceableCache):
         `queries` are `[N, heads, width, entry_dim]`, the result `[N, heads, width, latent_dim]`, in
         the batch's order, lazy.
         """
-        chunk = plan.chunk
+        chunk, inputs = plan.chunk, Asked(queries, entries, entries, plan, scale)
         if chunk is None:
             for group in plan.groups:
                 arrays, tokens = self._arenas[group.arena], members(entries, group)
                 scatter(arrays, group.write_slots, group.write_positions, [tokens])
-            parts = [self._read(queries, group, plan, scale=scale) for group in plan.groups]
-            return plan.in_order(parts)
+            return plan.in_order([self._read(inputs, group) for group in plan.groups])
         write_block(self._arenas[chunk.arena], chunk.start, [entries])
         row = self._arenas[chunk.arena][0][chunk.slot : chunk.slot + 1]
-        return attend_row(queries, row, row[..., : self.latent_dim], chunk, plan, scale=scale)
+        return attend_row(inputs, row, row[..., : self.latent_dim], chunk)
 
-    def _read(self, queries: mx.array, group: Group, plan: StepPlan, *, scale: float) -> mx.array:
+    def _read(self, inputs: Asked, group: Group) -> mx.array:
         entries = seen_of(self._arenas[group.arena][0], group, group.span)
-        read = entries[..., : self.latent_dim]
-        return attend_group(queries, entries, read, group, plan, scale=scale)
+        return attend_group(inputs, entries, entries[..., : self.latent_dim], group)
 
 
 def as_latent(cache: LayerCache | None) -> LatentCache:
-    """Return the cache of a layer of latents as what it is; engine thread, every step.
+    """Return a latent layer's cache, with its type; engine thread, every step.
 
     Raises:
         TypeError: a bug: the layer has no state, or another one.

@@ -17,9 +17,10 @@ import mlx.core as mx
 
 from mlxd_models.sizes.cache_sizes import KV_BITS, kv_group_values
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
+from mlxd_worker.cache.arenas.plan import Chunk, Group
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.attention import (
+    Asked,
     attend_group,
     attend_row,
     by_slot,
@@ -119,89 +120,52 @@ class QuantizedKVCache(SliceableCache):
         )
         super().__init__(Kind.QUANTIZED, parts)
 
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
-
-        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order, lazy.
-        """
-        new = self.packing.pack(mx.concatenate([keys, values], axis=1))
+    def attend(self, inputs: Asked) -> mx.array:
+        """Write keys and values; return what the queries read, in their shape and order. Lazy."""
+        plan = inputs.plan
+        new = self.packing.pack(mx.concatenate([inputs.keys, inputs.values], axis=1))
         if plan.chunk is not None:
-            return self._attend_chunk(queries, new, plan.chunk, plan, scale=scale, sinks=sinks)
+            return self._attend_chunk(inputs, new, plan.chunk)
         # All are written before any is read: several groups may live in one arena.
         for group in plan.groups:
             tokens = (members(array, group) for array in new.arrays)
             arrays = self._arenas[group.arena]
             scatter(arrays, group.write_slots, group.write_positions, tokens)
-        parts = [
-            self._read_group(queries, group, plan, scale=scale, sinks=sinks)
-            for group in plan.groups
-        ]
-        return plan.in_order(parts)
+        return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
 
-    def _attend_chunk(
-        self,
-        queries: mx.array,
-        new: Packed,
-        chunk: Chunk,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _attend_chunk(self, inputs: Asked, new: Packed, chunk: Chunk) -> mx.array:
         arrays = self._arenas[chunk.arena]
         write_block(arrays, chunk.start, new.arrays)
         row = slice(chunk.slot, chunk.slot + 1)
-        span = chunk.capacity if plan.bounded_shapes else chunk.length
+        span = chunk.capacity if inputs.plan.bounded_shapes else chunk.length
         keys, values = self._unpack(Packed(*(array[row, :, :span] for array in arrays)))
-        return attend_row(queries, keys, values, chunk, plan, scale=scale, sinks=sinks)
+        return attend_row(inputs, keys, values, chunk)
 
-    def _read_group(
-        self,
-        queries: mx.array,
-        group: Group,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _read_group(self, inputs: Asked, group: Group) -> mx.array:
         arrays = self._arenas[group.arena]
         seen = Packed(*(seen_of(array, group, group.span) for array in arrays))
         # A prompt's product, with many queries, is faster unpacked.
         if not self.packed_products or group.chunks is not None:
             keys, values = self._unpack(seen)
-            return attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
-        mask = visible_by_slot(group, group.span, plan)
-        return self._attend_packed(by_slot(queries, group), seen, mask, scale=scale, sinks=sinks)
+            return attend_group(inputs, keys, values, group)
+        return self._attend_packed(inputs, seen, group)
 
-    def _attend_packed(
-        self,
-        queries: mx.array,
-        seen: Packed,
-        mask: mx.array,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _attend_packed(self, inputs: Asked, seen: Packed, group: Group) -> mx.array:
         """Attend without unpacking; heads that share keys are query positions of one head."""
+        mask = visible_by_slot(group, group.span, inputs.plan)
+        queries = by_slot(inputs.queries, group)
         slots, heads, width, _ = queries.shape
         shared = heads // self.kv_heads
-        folded = (queries * scale).reshape(slots, self.kv_heads, shared * width, self.head_dim)
+        folded = (queries * inputs.scale).reshape(
+            slots, self.kv_heads, shared * width, self.head_dim
+        )
         keys = Packed(*(array[:, : self.kv_heads] for array in seen.arrays))
         values = Packed(*(array[:, self.kv_heads :] for array in seen.arrays))
         scores = self.packing.product(folded, keys, transpose=True)
         span = scores.shape[-1]
         scores = scores.reshape(slots, self.kv_heads, shared, width, span) + mask[:, :, None]
         scores = scores.reshape(*folded.shape[:-1], span)
-        weights = shares_of(scores, folded_sinks(sinks, self.kv_heads, width))
+        weights = shares_of(scores, folded_sinks(inputs.sinks, self.kv_heads, width))
         read = self.packing.product(weights, values, transpose=False)
         return read.reshape(slots, heads, width, self.head_dim)
 

@@ -9,7 +9,7 @@ Invariants:
   changed is gathered once.
 - A row has no states before its first pass. When states are added, those of rows that left are
   given up, and the others of their block gathered: there are never more states than rows at most.
-  Between passes nobody's are copied, whoever joins, moves or leaves.
+  Between passes no states are copied, whichever rows join, move or leave.
 - A block owns its memory: what a state is a view of (the chunk whose last inputs become the
   convolution's tail, above all) goes with the step. Only a buffer up to 16 KiB larger is kept.
 - A state keeps the type it was declared with. Another one is refused rather than converted: a

@@ -21,6 +21,7 @@ from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import Kind, Place, RowError
 from mlxd_worker.cache.layers.attention import (
     CHUNK_WIDTHS,
+    Asked,
     attend_chunk,
     attend_row,
     attend_slots,
@@ -48,7 +49,7 @@ class RotatingCache(ArenaCache):
     ) -> None:
         """Return a cache without arenas; `window` counts the query's own position.
 
-        Values are as wide as keys where nothing else is said.
+        By default values are as wide as keys.
         """
         self.kv_heads = kv_heads
         self.head_dim = head_dim
@@ -89,30 +90,15 @@ class RotatingCache(ArenaCache):
         """Tell whether nothing that a row at `target` sees has been overwritten by `offset`."""
         return target == offset or offset <= self.window
 
-    def attend(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None = None,
-    ) -> mx.array:
-        """Write keys and values `[N, kv_heads, width, head_dim]`; return what the queries read.
+    def attend(self, inputs: Asked) -> mx.array:
+        """Write keys and values; return what the queries read, in their shape and order.
 
-        `queries` and the result are `[N, heads, width, head_dim]`, in the batch's order. Lazy, but
-        for several tokens of a row that wrap: then the result has been evaluated.
+        Lazy, except for several tokens of a row that wrap: their result is evaluated.
         """
+        plan = inputs.plan
         if plan.chunk is not None:
-            return self._attend_chunk(
-                queries, keys, values, plan.chunk, plan, scale=scale, sinks=sinks
-            )
-        parts = [
-            self._attend_group(queries, keys, values, group, plan, scale=scale, sinks=sinks)
-            for group in plan.groups
-        ]
-        return plan.in_order(parts)
+            return self._attend_chunk(inputs, plan.chunk)
+        return plan.in_order([self._attend_group(inputs, group) for group in plan.groups])
 
     def fetch(
         self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
@@ -156,51 +142,30 @@ class RotatingCache(ArenaCache):
         mx.eval(arrays)
         return whole
 
-    def _attend_chunk(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        chunk: Chunk,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        arrays, width = self._arenas[chunk.arena], keys.shape[2]
+    def _attend_chunk(self, inputs: Asked, chunk: Chunk) -> mx.array:
+        arrays, width = self._arenas[chunk.arena], inputs.keys.shape[2]
         ring, row = ring_of(arrays), slice(chunk.slot, chunk.slot + 1)
         if chunk.length > ring and width > 1:
-            return self._attend_wrapping(
-                queries, keys, values, chunk, plan, scale=scale, sinks=sinks
-            )
-        write_positions(arrays, chunk.slot, chunk.length - width, (keys, values))
-        seen_keys, seen_values = (array[row] for array in arrays)
+            return self._attend_wrapping(inputs, chunk)
+        write_positions(arrays, chunk.slot, chunk.length - width, (inputs.keys, inputs.values))
+        keys, values = (array[row] for array in arrays)
         if chunk.length > ring:
             return attend_chunk(
-                queries, seen_keys, seen_values, length=ring, scale=scale, sinks=sinks
+                inputs.queries, keys, values, length=ring, scale=inputs.scale, sinks=inputs.sinks
             )
-        return attend_row(queries, seen_keys, seen_values, chunk, plan, scale=scale, sinks=sinks)
+        return attend_row(inputs, keys, values, chunk)
 
-    def _attend_wrapping(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        chunk: Chunk,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
+    def _attend_wrapping(self, inputs: Asked, chunk: Chunk) -> mx.array:
         """Attend several tokens of one row piece by piece, each written before the next reads."""
-        arrays, width = self._arenas[chunk.arena], keys.shape[2]
+        arrays, plan, width = self._arenas[chunk.arena], inputs.plan, inputs.keys.shape[2]
         ring, row = ring_of(arrays), slice(chunk.slot, chunk.slot + 1)
         before = chunk.length - width
         piece = CHUNK_WIDTHS[-1] if plan.bounded_shapes else max(self.window, PIECE_TOKENS_MIN)
         parts = []
         for first in range(0, width, piece):
             new_queries, new_keys, new_values = (
-                array[:, :, first : first + piece] for array in (queries, keys, values)
+                array[:, :, first : first + piece]
+                for array in (inputs.queries, inputs.keys, inputs.values)
             )
             count = new_keys.shape[2]
             padding = padded_width(count) - count if plan.bounded_shapes else 0
@@ -209,9 +174,9 @@ class RotatingCache(ArenaCache):
                 _pad(new_queries, padding),
                 _after(arrays[0][row, :, :held], _pad(new_keys, padding)),
                 _after(arrays[1][row, :, :held], _pad(new_values, padding)),
-                scale=scale,
+                scale=inputs.scale,
                 mask=self._chunk_mask(chunk, plan, first, held, count + padding),
-                sinks=sinks,
+                sinks=inputs.sinks,
             )
             parts.append(read[:, :, :count])
             mx.eval(parts[-1])
@@ -234,37 +199,27 @@ class RotatingCache(ArenaCache):
             lambda: sliding_mask(self.window, chunk.start[1:] + first, held, width, plan.dtype),
         )
 
-    def _attend_group(
-        self,
-        queries: mx.array,
-        keys: mx.array,
-        values: mx.array,
-        group: Group,
-        plan: StepPlan,
-        *,
-        scale: float,
-        sinks: mx.array | None,
-    ) -> mx.array:
-        arrays, slots, width = self._arenas[group.arena], group.slots_used, keys.shape[2]
-        by_row, tokens = by_slot(queries, group), [members(new, group) for new in (keys, values)]
-        ring = ring_of(arrays)
+    def _attend_group(self, inputs: Asked, group: Group) -> mx.array:
+        arrays, plan, width = self._arenas[group.arena], inputs.plan, inputs.keys.shape[2]
+        by_row, slots, ring = by_slot(inputs.queries, group), group.slots_used, ring_of(arrays)
+        tokens = [members(new, group) for new in (inputs.keys, inputs.values)]
         if width == 1 or group.span <= ring:
             scatter_last(arrays, group, tokens)
             seen = min(group.span, ring)
-            seen_keys, seen_values = (array[:slots, :, :seen] for array in arrays)
+            keys, values = (array[:slots, :, :seen] for array in arrays)
             mask = visible_by_slot(group, seen, plan)
-            return attend_slots(by_row, seen_keys, seen_values, mask, scale=scale, sinks=sinks)
+            return attend_slots(by_row, keys, values, mask, scale=inputs.scale, sinks=inputs.sinks)
         mask = plan.share(
             ("sliding", self.window, group.arena),
             lambda: sliding_mask(self.window, group.last_visible[:, 0], ring, width, plan.dtype),
         )
         result = attend_slots(
             by_row,
-            _after(arrays[0][:slots], by_slot(keys, group)),
-            _after(arrays[1][:slots], by_slot(values, group)),
+            _after(arrays[0][:slots], by_slot(inputs.keys, group)),
+            _after(arrays[1][:slots], by_slot(inputs.values, group)),
             mask,
-            scale=scale,
-            sinks=sinks,
+            scale=inputs.scale,
+            sinks=inputs.sinks,
         )
         mx.eval(result)
         scatter_last(arrays, group, tokens)

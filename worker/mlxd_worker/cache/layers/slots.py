@@ -30,11 +30,9 @@ class SlotCache(LayerCache, Protocol):
 
     def lend(self, arena: ArenaId) -> tuple[mx.array, ...]:
         """Give an arena's arrays away: until `settle` nothing here refers to them."""
-        ...
 
     def settle(self, arena: ArenaId, arrays: Sequence[mx.array]) -> None:
         """Take an arena's arrays, in the order of `lend`."""
-        ...
 
 
 def slot_caches(layers: Sequence[LayerCache | None]) -> tuple[SlotCache, ...] | None:
@@ -67,7 +65,7 @@ class SlotLayout:
     waiting: tuple[tuple[int, RowId], ...]
     """The flat rows of rows that are not in the batch."""
     source: mx.array | None
-    """int32 [flat_rows]: whose token each flat row takes; None where that is the batch as it is."""
+    """int32 [flat_rows]: whose token each flat row takes; None if that is the batch's order."""
     order: mx.array | None
     """int32 [N]: `flat_of`; None where that is the flat rows as they are."""
     slot: mx.array

@@ -1,4 +1,4 @@
-"""A small memory of what was evicted, so that a miss can say that it was there. Pure.
+"""A small memory of evictions, so that a miss can be explained by one. Pure.
 
 Invariants:
 - At most `RUNS_MAX` runs of `TOKENS_MAX` tokens in all are remembered, the latest; no run is the

@@ -47,7 +47,6 @@ class Value(Protocol[K, S]):
 
     def __call__(self, candidate: Candidate[K, S], /) -> float:
         """Return the worth; any float but NaN."""
-        ...
 
 
 def reuse_value(candidate: Candidate[K, S], /) -> float:

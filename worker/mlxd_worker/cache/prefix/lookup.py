@@ -23,17 +23,14 @@ class Held(Protocol):
     @property
     def kind(self) -> Kind:
         """Of which layers."""
-        ...
 
     @property
     def start(self) -> int:
         """The first position kept, for kinds that can be cut."""
-        ...
 
     @property
     def stop(self) -> int:
         """The end of the positions kept, or the length that the state stands for."""
-        ...
 
 
 S = TypeVar("S", bound=Held)

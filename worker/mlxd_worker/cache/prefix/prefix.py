@@ -1,4 +1,4 @@
-"""The prefix cache: what former prompts and answers left behind, for whoever begins alike.
+"""The prefix cache: states of former prompts and answers, for prompts with the same beginning.
 
 Invariants:
 - One trie for all rows of a worker. A row that begins gets one copy of what it shares; what it
@@ -229,7 +229,7 @@ class PrefixCache:
     def _begin_reading(
         self, key: Key, match: Match[Kind, Snapshot], cached: int, limit: int
     ) -> Arrivals | None:
-        """Have the disk bring what goes on where memory ends, if that is worth the wait."""
+        """Have the disk read on from where memory ends, if that is worth the wait."""
         disk = self.disk
         if disk is None:
             return None

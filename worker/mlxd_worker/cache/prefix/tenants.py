@@ -2,7 +2,7 @@
 
 Invariants:
 - States that a row captures are its own until they go into the trie or are closed.
-- A row that waits for blocks has no captures planned: where it will stand is not known.
+- A row that waits for blocks has no captures planned: its future position is unknown.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Tenant:
                 state.close()
 
     def stop_waiting(self) -> None:
-        """Want no more blocks, and give back what is held of them."""
+        """Request no more blocks, and release those that are held."""
         arrivals, self.arrivals = self.arrivals, None
         if arrivals is not None:
             arrivals.close()

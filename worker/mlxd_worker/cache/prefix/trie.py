@@ -253,7 +253,7 @@ class PrefixTrie(Generic[K, S]):
                 raise TrieError(f"a {kind} snapshot ends at {snapshot.stop}, its key at {end}")
 
     def _keepable(self, kept: int, end: int, snapshots: Mapping[K, S]) -> bool:
-        """Return whether what is new beyond `kept` tokens joins what is there."""
+        """Return whether the part beyond `kept` tokens continues what is there."""
         return kept == end or (
             bool(snapshots)
             and all(kind in snapshots for kind in self._sliceable)

@@ -30,7 +30,6 @@ class KindLike(Protocol):
     @property
     def sliceable(self) -> bool:
         """Whether every token's entry stands for itself."""
-        ...
 
 
 class SnapshotLike(Protocol):
@@ -43,20 +42,16 @@ class SnapshotLike(Protocol):
     @property
     def nbytes(self) -> int:
         """The bytes owned; grows at most once, telling the hook by how much."""
-        ...
 
     @property
     def row(self) -> object:
         """Whose memory a lazy one names; None for one that owns its bytes."""
-        ...
 
     def split(self, at: int) -> tuple[Self | None, Self | None]:
         """Return what lies before `at` and from there on; only asked of sliceable kinds."""
-        ...
 
     def close(self) -> None:
         """Give back what is owned; called exactly once."""
-        ...
 
 
 K = TypeVar("K", bound=KindLike)

@@ -191,7 +191,7 @@ class MarkedParser:
 
 
 class _Quotes:
-    """Whether a text of JSON, as far as it is read, stands within a string."""
+    """Whether a JSON text, as far as it is read, ends within a string."""
 
     def __init__(self) -> None:
         self.are_open = False

@@ -96,11 +96,9 @@ class Parser(Protocol):
 
     def push(self, text: str) -> list[Piece]:
         """Take the next text; return the pieces that are certain."""
-        ...
 
     def finish(self) -> list[Piece]:
         """Return what was held back: the answer is over."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +153,7 @@ def call_of(item: object) -> Called:
             return make_call(name, json_object(arguments or "{}"))
         case dict():
             return make_call(name, arguments)
-    raise ValueError("arguments that are no object")
+    raise ValueError("arguments that are not an object")
 
 
 def make_call(name: str, arguments: dict[str, Any]) -> Called:

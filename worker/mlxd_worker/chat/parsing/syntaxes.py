@@ -155,7 +155,7 @@ def _decode_dsml(body: str, _: Tools) -> list[Called]:
         <｜DSML｜parameter name="KEY" string="true|false">VALUE</｜DSML｜parameter>
         </｜DSML｜invoke>
 
-    A value is text as it is where it is a string, else JSON.
+    A value is plain text if it is a string, otherwise JSON.
     """
     calls: list[Called] = []
     place = 0

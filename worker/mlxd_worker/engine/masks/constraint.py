@@ -48,7 +48,7 @@ class Turns:
         self.full = False
         """Whether they have met as many states as the library keeps: to no row it gives more."""
         self.slow: WeakSet[Matcher] = WeakSet()
-        """Those whose masks keep the others waiting; who has gone is none of them."""
+        """Those whose masks keep the others waiting, without streams that have gone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,20 +29,20 @@ class MaskThreads:
     """The threads of one engine. One owner: the engine thread."""
 
     def __init__(self, threads: int, *, clock: Callable[[], float]) -> None:
-        """Make quick masks on so many threads at once."""
+        """Make quick masks on `threads` threads at once."""
         self._threads = threads
         self._clock = clock
         self._quick = _Lane(threads, self._perform)
-        """Where steps go on without what it is at (`passed`), it makes way for another one."""
+        """Replaced by another lane if steps go on without its current work (`passed`)."""
         self._slow = ThreadPoolExecutor(1, "slow-mask")
         self._stuck: list[Advance] = []
-        """What the threads are at that were replaced."""
+        """The current work of replaced threads."""
         self._change = threading.Condition()
         self._awaited: frozenset[Advance] = frozenset()
         self._missing = 0
 
     def begin(self, work: Advance) -> None:
-        """Have it performed; what is quick begins with the next wait."""
+        """Queue work; quick work starts with the next wait."""
         if work.matcher.is_slow:
             work.passed = True
             self._slow.submit(self._perform, work)
@@ -63,7 +63,7 @@ class MaskThreads:
         self._arrive(works, 1)
 
     def _arrive(self, works: Sequence[Advance], count: int) -> bool:
-        """Wait until so many of them are done; False where that takes too long."""
+        """Wait until `count` of them are done; False if that takes too long."""
         with self._change:
             self._awaited = frozenset(work for work in works if not work.done)
             self._missing = count - (len(works) - len(self._awaited))
@@ -83,7 +83,7 @@ class MaskThreads:
             work.passed = True
 
     def _make_way(self) -> bool:
-        """Have other threads do what waits behind work that was passed by; False: none can."""
+        """Have other threads take over what waits behind slow work; False: none can."""
         held = [work for work in self._quick.at if work.passed and not work.done]
         stuck = [work for work in self._stuck if not work.done]
         room = len(stuck) + len(held) <= config.CONSTRAINT_STUCK_MAX
@@ -142,7 +142,7 @@ class _Lane:
             self._pool.submit(self._work)
 
     def retire(self) -> tuple[list[Advance], list[Advance]]:
-        """Let the threads end with what they are at; return that, and what is left to others."""
+        """End the threads after their current work; return that, and the work left over."""
         with self._lock:
             self._retired = True
             at, left = list(self._at), list(self._todo)

@@ -50,18 +50,16 @@ class Guess:
 
 
 class Drafter(Protocol):
-    """Whoever guesses for one stream. Real: prompt look-up; tests propose what they like."""
+    """Guesses for one stream. Real: prompt look-up; tests propose what they like."""
 
     def push(self, token_id: int) -> None:
         """Take the stream's next token."""
-        ...
 
     def guess(self, depth_max: int) -> Guess | None:
         """Return at most `depth_max` tokens that may come next, or None; `depth_max` is not 0.
 
         The same tokens pushed give the same guess.
         """
-        ...
 
 
 MakeDrafter = Callable[[Sequence[int]], Drafter]

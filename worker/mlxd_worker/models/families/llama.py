@@ -15,8 +15,9 @@ import mlx.core as mx
 from mlxd_models.families.common.decoder import DecoderConfig
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
-from mlxd_worker.cache.layers.kv import Asked, KVCache
+from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels.decode_attention import serves
 from mlxd_worker.models.base import Batch, plan_pass
 from mlxd_worker.models.building import Weights
@@ -106,20 +107,10 @@ class LlamaModel(Decoder[Layer]):
         parts = _apart(joined, passes)
         heads = [self._project(layer, part, its) for part, its in zip(parts, passes, strict=True)]
         if len(heads) == 1:
-            (one,) = heads
-            read = [
-                cache.attend(
-                    one.queries,
-                    one.keys,
-                    one.values,
-                    one.plan,
-                    scale=layer.scale,
-                    sinks=layer.sinks,
-                )
-            ]
+            read = [cache.attend(heads[0])]
         else:
             assert isinstance(cache, KVCache), "passes are joined over standard caches alone"
-            read = cache.attend_joined_passes(heads, scale=layer.scale, sinks=layer.sinks)
+            read = cache.attend_joined_passes(heads)
         width = config.heads * config.head_dim
         return _together([part.transpose(0, 2, 1, 3).reshape(-1, width) for part in read])
 
@@ -132,7 +123,7 @@ class LlamaModel(Decoder[Layer]):
         rotating = config.heads + config.kv_heads
         rotated = layer.rotation(split[:, :rotating], its.batch.offsets, its.plan)
         queries, keys = rotated[:, : config.heads], rotated[:, config.heads :]
-        return Asked(queries, keys, split[:, rotating:], its.plan)
+        return Asked(queries, keys, split[:, rotating:], its.plan, layer.scale, layer.sinks)
 
 
 def _together(parts: Sequence[mx.array]) -> mx.array:

@@ -20,6 +20,7 @@ from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.kernels.exponentials import times_sigmoid
@@ -143,13 +144,9 @@ class Qwen35Model(Decoder[Layer]):
             joined[:, 2 * heads : 2 * heads + kv_heads],
             joined[:, 2 * heads + kv_heads :],
         )
-        read = cache.attend(
-            self._rotate(mx.fast.rms_norm(queries, layer.query_norm, eps), offsets, plan),
-            self._rotate(mx.fast.rms_norm(keys, layer.key_norm, eps), offsets, plan),
-            values,
-            plan,
-            scale=self._scale,
-        )
+        queries = self._rotate(mx.fast.rms_norm(queries, layer.query_norm, eps), offsets, plan)
+        keys = self._rotate(mx.fast.rms_norm(keys, layer.key_norm, eps), offsets, plan)
+        read = cache.attend(Asked(queries, keys, values, plan, self._scale))
         gated = times_sigmoid(read, gates).transpose(0, 2, 1, 3)
         return layer.output(gated.reshape(normed.shape[0], -1))
 

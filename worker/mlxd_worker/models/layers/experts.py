@@ -1,4 +1,4 @@
-"""A few networks of many for each row: products with experts, and what is beside them.
+"""Mixture of experts: a few of many networks for each row, and what is shared beside them.
 
 Invariants:
 - The choice of experts is made in float32, whatever the rows are. A correction and the groups
@@ -101,7 +101,7 @@ class Experts:
         return rows + (mixed if self.shared is None else mixed + self.shared(normed))
 
     def arrays(self) -> Mapping[str, mx.array]:
-        """Return norm, router, experts and what is beside them."""
+        """Return norm, router, experts and shared experts."""
         named = {"mlp_norm": self.norm.weight} | named_arrays("router", self.router)
         if self.correction is not None:
             named["correction"] = self.correction

@@ -25,7 +25,7 @@ def why_not_opened(file: Path, error: Exception) -> MlxdError:
         os.close(open_regular(str(file), os.O_RDONLY))
     except OSError as trouble:
         return file_error(trouble, file.name, doing=doing)
-    reason = str(error).replace(str(file), file.name)  # where it lies is nobody's business
+    reason = str(error).replace(str(file), file.name)  # the path is not shown
     return InvalidModel(f"{doing}{reason}", file=file.name)
 
 

@@ -161,7 +161,6 @@ class HasArrays(Protocol):
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return them by name, each array once."""
-        ...
 
 
 def named_parts(parts: Iterable[HasArrays]) -> dict[str, mx.array]:

@@ -80,7 +80,7 @@ class Reader:
         return {name: self._lazy.pop(name) for name in list(self._lazy)}
 
     def evaluate(self, arrays: Mapping[str, mx.array]) -> None:
-        """Evaluate what was made of all tensors; each counts for its share of what is read."""
+        """Evaluate what was made from all tensors; each counts for its share of the reading."""
         total, done = sum(array.nbytes for array in arrays.values()), 0
         for name, array in arrays.items():
             try:

@@ -42,7 +42,7 @@ class KeysLeaf:
 
 @dataclass(frozen=True, slots=True)
 class StatesLeaf:
-    """A cache of states: `at` says where in the peer's list of `size` each one stands."""
+    """A cache of states: `at` has the index of each in the peer's list of `size`."""
 
     size: int
     states: tuple[RowState, ...]
@@ -83,7 +83,7 @@ class Part:
 
 
 def parts_of(plan: StepPlan, batch: Batch, *, apart: bool) -> list[Part]:
-    """Return a pass's parts: by arena, or row by row in the batch's order where that is told."""
+    """Return a pass's parts: by arena, or with `apart` row by row in the batch's order."""
     width = batch.width
     fresh = all(length == width for length in batch.lengths)
     if plan.chunk is not None:
