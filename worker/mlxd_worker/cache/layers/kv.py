@@ -7,7 +7,7 @@ Invariants:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
