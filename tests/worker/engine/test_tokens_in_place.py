@@ -83,14 +83,14 @@ class Pair:
         return self._both(Batch.decode(tokens, offsets, rows))
 
     def _both(self, batch: Batch) -> float:
-        found = []
+        results = []
         for model, caches in ((self.plain, self.plain_caches), (self.compiled, self.caches)):
             caches.reserve_all(dict(zip(batch.rows, batch.lengths, strict=True)))
             hidden = model.forward(batch, caches)
             mx.eval(hidden, caches.state())
-            found.append(hidden)
-        assert found[0].shape == found[1].shape
-        return difference(*found)
+            results.append(hidden)
+        assert results[0].shape == results[1].shape
+        return difference(*results)
 
 
 @pytest.fixture(scope="module", name="model")
