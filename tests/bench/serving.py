@@ -118,7 +118,9 @@ async def put_spread(side: Side, requests: Sequence[Request], *, clients: int) -
 
 
 @asynccontextmanager
-async def served(folder: Path, size: Size, weights: Weights) -> AsyncIterator[tuple[Side, float]]:
+async def serve_loaded(
+    folder: Path, size: Size, weights: Weights
+) -> AsyncIterator[tuple[Side, float]]:
     """Serve the model; yield how it is reached, and the seconds from asking to its first token."""
     async with serve("--model", f"{MODEL}={folder}") as server, Client(server.address) as client:
         began_s = time.perf_counter()
@@ -138,11 +140,11 @@ async def loop_measures(
     loop: LinesWay, load: Load, prompts: Prompts, *, runs: int
 ) -> dict[str, float]:
     """Return what the engine alone does with as many streams, all at once."""
-    found: list[Measures] = []
+    measured: list[Measures] = []
     for _ in range(runs):
         ids = [prompts.ids(request.text) for request in load.requests(prompts)[: load.clients]]
-        found.append(measures((await loop.run(ids, load.new)).outcomes))
-    return medians(found)
+        measured.append(measures((await loop.run(ids, load.new)).outcomes))
+    return medians(measured)
 
 
 async def same_as_alone(side: Side, size: Size, prompts: Prompts) -> tuple[int, int]:
@@ -168,7 +170,7 @@ async def lines_of(folder: Path, name: str, args: argparse.Namespace) -> list[st
             if load.key.startswith("closed"):
                 alone[load.key] = await loop_measures(loop, load, prompts, runs=args.runs)
     for start in ("first", "second"):
-        async with served(folder, size, weights) as (side, ready_s):
+        async with serve_loaded(folder, size, weights) as (side, ready_s):
             lines.append(line(f"{name}.ready.{start}_s", ready_s))
             if start == "second":
                 lines += await served_lines(side, name, size, prompts, alone, runs=args.runs)
@@ -190,13 +192,13 @@ async def served_lines(
     """Measure a server that has the model loaded; alone: what the engine's loop did, by load."""
     lines: list[str] = []
     for load in size.loads:
-        found: list[Measures] = []
+        measured: list[Measures] = []
         cores = 0.0
         for _ in range(runs):
             ran = await put_spread(side, load.requests(prompts), clients=load.clients)
-            found.append(measures(ran.outcomes))
+            measured.append(measures(ran.outcomes))
             cores = max(cores, ran.generator_cores)
-        figures = {**medians(found), "generator_cores": cores}
+        figures = {**medians(measured), "generator_cores": cores}
         if load.key in alone:
             loop = alone[load.key]
             figures["loop_tokens_per_s"] = loop["tokens_per_s"]

@@ -16,7 +16,7 @@ from tests.support.tiny_model import write_tiny_model
 from tests.worker.tiny import config_with, load, write_model
 
 FEW, MANY = 4, 24
-CALLS_A_ROW_MAX = 75
+CALLS_A_ROW_MAX = 66
 """Calls of Python functions for one more row of a step, its token's text and event included."""
 
 

@@ -85,8 +85,7 @@ class Row:
     """How many tokens the stream may generate, by its request and its context."""
     _is_plain: bool = field(init=False)
     _next_draw: Draw | None = field(init=False, default=None)
-    _greedy_draw: Draw | None = field(init=False, default=None)
-    """What every draw is like that is greedy and asks for nothing else: no place changes it."""
+    _greedy_draw: Draw | None = field(init=False, default=None)  # no place in the stream changes it
 
     def __post_init__(self) -> None:
         """Bring a resumed row to where it was.
@@ -104,9 +103,8 @@ class Row:
         self.decodes_from = math.inf if self.embeds else len(request.prompt) - 1
         room = self.context_length - request.prompt_tokens
         self.most = room if request.max_tokens is None else min(request.max_tokens, room)
-        self._is_plain = request.top_logprobs is None and not (
-            request.continues or request.sampling.penalises
-        )
+        watched = request.continues or request.top_logprobs is not None
+        self._is_plain = not (watched or request.sampling.penalises)
         if self._is_plain and request.sampling.temperature == 0.0 and request.constraint is None:
             self._greedy_draw = Draw(request.sampling, position=0, ends=self.ends)
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
@@ -153,8 +151,7 @@ class Row:
 
         Where nothing is drawn they are all of them.
         """
-        drawn_from = 0 if self.embeds else 1
-        return max(len(self.request.prompt) - drawn_from - self.offset, 0)
+        return max(len(self.request.prompt) - (not self.embeds) - self.offset, 0)
 
     @property
     def embeds(self) -> bool:
@@ -173,8 +170,7 @@ class Row:
 
     def next_chunk(self, tokens_max: int) -> tuple[int, ...]:
         """Return the prompt's next tokens to prefill, at most `tokens_max`."""
-        end = self.offset + min(self.prefill_left, tokens_max)
-        return self.request.prompt[self.offset : end]
+        return self.request.prompt[self.offset : self.offset + min(self.prefill_left, tokens_max)]
 
     def next_token(self) -> int:
         """Return the token whose logits give the next draw."""
@@ -202,8 +198,8 @@ class Row:
     def draws(self, guesses: Sequence[int]) -> list[Draw]:
         """Return `draw`, and then how a token is to be drawn after each guess if they are right."""
         ahead = self.recent.ahead(guesses)
-        first = self.generated + 1
-        return [self.draw(), *(self._draw_at(first + i, seen) for i, seen in enumerate(ahead))]
+        places = enumerate(ahead, start=self.generated + 1)
+        return [self.draw(), *(self._draw_at(place, seen) for place, seen in places)]
 
     def start_prefill(self, now_s: float) -> None:
         """Note when this row's evaluation began."""
@@ -341,9 +337,7 @@ class Row:
         early = position < self.request.min_tokens
         if self._greedy_draw is not None and not early:
             return self._greedy_draw
-        follower = self.matcher
-        if follower is not None and not follower.is_awake:
-            follower = None
+        follower = self.matcher if self.is_held else None
         return Draw(
             self.request.sampling,
             position=position,

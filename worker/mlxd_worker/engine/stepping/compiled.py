@@ -90,16 +90,16 @@ class CompiledModel:
     ) -> mx.array:
         if caches is self._caches and self._caches.in_place:
             counts = batch.counts or (batch.width,) * len(batch.rows)
-            found = self._caches.by_tokens(
+            by_tokens = self._caches.by_tokens(
                 batch.rows,
                 batch.lengths,
                 counts,
                 several=self.capabilities.prompts_in_place,
                 least=least,
             )
-            if found is None:
+            if by_tokens is None:
                 return self._model.forward(batch, caches)
-            return self._pass_tokens(batch, found)
+            return self._pass_tokens(batch, by_tokens)
         slots = None
         one_each = batch.width == 1 and not batch.counts
         if one_each and self._layers is not None and caches is self._caches:

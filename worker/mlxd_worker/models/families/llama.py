@@ -98,8 +98,8 @@ class LlamaModel(Decoder[Layer]):
         joined = normed_times(rows, layer.attention_norm, layer.qkv)
         if layer.head_norms is not None:
             joined = layer.head_norms(joined)
-        in_place = first.plan.in_place and self._in_place and isinstance(cache, KVCache)
-        if in_place and cache.attends_joined(heads=config.heads):
+        in_place = first.plan.in_place and self._in_place
+        if in_place and isinstance(cache, KVCache) and cache.attends_joined(heads=config.heads):
             periods = first.plan.share(("periods", id(layer.rotation)), layer.rotation.periods)
             return cache.attend_joined(
                 joined, periods, first.plan, heads=config.heads, scale=layer.scale
