@@ -73,7 +73,7 @@ def _wire_claude(target: Target) -> Wiring:
 
 
 def _wire_codex(target: Target) -> Wiring:
-    """Codex: its own provider, by overrides of its configuration, whose values are TOML."""
+    """Codex: a provider of its own, by overrides of its configuration, whose values are TOML."""
     provider = "model_providers.mlxd"
     settings = {
         "model_provider": "mlxd",
@@ -90,7 +90,7 @@ def _wire_codex(target: Target) -> Wiring:
 
 
 def _toml(name: str, value: str) -> str:
-    return f"{name}={json.dumps(value)}"  # JSON strings are valid basic strings of TOML
+    return f"{name}={json.dumps(value)}"  # a basic string of TOML's is one of JSON's
 
 
 def _wire_opencode(target: Target) -> Wiring:

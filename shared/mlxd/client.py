@@ -387,7 +387,7 @@ class Client:
 
 
 async def _answer(call: Awaitable[_T]) -> _T:
-    """Return the answer of a unary call; raise its error as ours."""
+    """Return the answer of a call that answers once; raise its error as ours."""
     try:
         return await call
     except grpc.aio.AioRpcError as error:

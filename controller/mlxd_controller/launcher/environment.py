@@ -43,7 +43,7 @@ ARENAS = f"glibc.malloc.arena_max={config.WORKER_HEAPS_MAX}"
 
 
 def worker_environment(base: Mapping[str, str], *, site: Path, platform: str) -> dict[str, str]:
-    """Return `base` with the libraries of `site` first, and settings for malloc and output."""
+    """Return `base` with the libraries of `site` in front, and settings of malloc and output."""
     variable = "DYLD_LIBRARY_PATH" if platform == "darwin" else "LD_LIBRARY_PATH"
     paths = (path for pattern in LIBRARY_FOLDERS for path in sorted(site.glob(pattern)))
     folders = [str(path) for path in paths if path.is_dir()]
