@@ -229,11 +229,12 @@ def _logprob_to_pb(token: TokenLogprob, tokenizer: Tokenizer) -> inference_pb2.T
 
 def finish_to_pb(event: Finished) -> types_pb2.Finish:
     """Return why a stream ended, and what matched."""
-    return types_pb2.Finish(
-        reason=FINISH_TO_PB[event.reason],
-        stop_string=event.stop,
-        stop_token_id=event.stop_token_id,
-    )
+    finish = types_pb2.Finish(reason=FINISH_TO_PB[event.reason])
+    if event.stop is not None:
+        finish.stop_string = event.stop
+    if event.stop_token_id is not None:
+        finish.stop_token_id = event.stop_token_id
+    return finish
 
 
 def usage_to_pb(usage: Usage, *, load_s: float) -> types_pb2.Usage:
