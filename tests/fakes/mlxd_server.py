@@ -54,6 +54,8 @@ class Answers:
     forget: model_pb2.ForgetModelResponse | MlxdError = field(
         default_factory=model_pb2.ForgetModelResponse
     )
+    dropped: model_pb2.DropPrefixesResponse = field(default_factory=model_pb2.DropPrefixesResponse)
+    verified: Script[model_pb2.VerifyPrefixesResponse] = ()
     logs: Script[model_pb2.ReadLogsResponse] = ()
     models: Sequence[types_pb2.Model] = ()
     page_size: int = 2
@@ -177,6 +179,18 @@ class FakeServer(
         if isinstance(self.answers.forget, MlxdError):
             raise self.answers.forget
         return self.answers.forget
+
+    async def DropPrefixes(
+        self, request: model_pb2.DropPrefixesRequest, context: Context
+    ) -> model_pb2.DropPrefixesResponse:
+        self.requests.append(request)
+        return self.answers.dropped
+
+    async def VerifyPrefixes(
+        self, request: model_pb2.VerifyPrefixesRequest, context: Context
+    ) -> AsyncIterator[model_pb2.VerifyPrefixesResponse]:
+        async for findings in self._play(request, self.answers.verified):
+            yield findings
 
     async def WatchModels(
         self, request: model_pb2.WatchModelsRequest, context: Context

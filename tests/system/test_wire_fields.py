@@ -134,8 +134,8 @@ async def made_scene(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     folder = tmp_path_factory.mktemp("models")
     other = write_template(write_tiny_model(folder / "other"))
     long = write_tiny_model(folder / LONG, context_max=LONG_CONTEXT)
-    more = ("--model", f"other={other}", "--model", f"{LONG}={long}")
-    more += ("--prefix-disk", "64M", "--prefix-disk-folder", str(folder / "prefixes"))
+    kept = ("--prefix-disk", "64M", "--prefix-disk-folder", str(folder / "prefixes"))
+    more = ("--model", f"other={other}", "--model", f"{LONG}={long}", *kept)
     async with controller("demo", demo, *more) as wire:
         asking = model_pb2.LoadModelRequest(model="demo", validate_only=True, options=BARE)
         (alone,) = await load(wire, asking)

@@ -61,8 +61,8 @@ def test_prompts_are_kept_only_where_somebody_says_so(tmp_path: Path) -> None:
     ("size", "folder", "attached", "problem"),
     [
         ("much", None, False, "much"),
-        ("0", None, False, "more than 0 and at most 1.0 PiB"),
-        ("2000000G", None, False, "more than 0 and at most 1.0 PiB"),
+        ("0", None, False, "more than 0 and at most 1024.0 TiB"),
+        ("2000000G", None, False, "more than 0 and at most 1024.0 TiB"),
         ("1G", None, True, "workers that mlxd starts"),
         ("1G", Path("~no-such-user/p"), False, "--prefix-disk-folder"),
     ],

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from mlxd.v1 import model_pb2, status_pb2
 from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.root import open_root
+from tests.fakes.mlxd_server import Answers, serving
 from tests.shared.blocks.made_blocks import chain_of, files_in, open_blocks
 from tests.support.cli import Ran, mlxd
 
@@ -89,3 +91,32 @@ async def test_what_a_worker_has_stays(folder: Path) -> None:
     held.close()
     assert "a worker has it" in dropped.err
     assert len(files_in(folder)) == 3
+
+
+def keeping() -> status_pb2.Status:
+    """Return what a server says that keeps prompts on disk."""
+    folder = status_pb2.PrefixFolder(
+        form="v1-0", model="m", model_digest="ab" * 32, bytes=3 << 20, blocks=3, in_use=True
+    )
+    store = status_pb2.PrefixStore(path="/p", budget_bytes=1 << 30, bytes=3 << 20, folders=[folder])
+    return status_pb2.Status(prefix_store=store)
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_has_the_folder_is_asked() -> None:
+    """It lists, drops one model's or all, and checks; the folder itself is not looked at."""
+    answers = Answers(
+        statuses=[keeping()],
+        dropped=model_pb2.DropPrefixesResponse(blocks=3, bytes=3 << 20),
+        verified=[model_pb2.VerifyPrefixesResponse(model="m", sound=2, removed=1)],
+    )
+    async with serving(answers) as fake:
+        own = ("--address", fake.address, "cache")
+        assert (await mlxd(*own, "list")).rows[1][-2:] == ["3.0 MiB", "in use"]
+        assert (await mlxd(*own, "size")).out == "3.0 MiB of 1.0 GiB in /p\n"
+        assert (await mlxd(*own, "drop", "m")).out == "3 files removed, 3.0 MiB\n"
+        assert (await mlxd(*own, "drop")).code == 0
+        checked = await mlxd(*own, "verify")
+    assert (checked.code, checked.out) == (1, "m: 2 sound, 1 damaged and removed\n")
+    drops = [each for each in fake.requests if isinstance(each, model_pb2.DropPrefixesRequest)]
+    assert [(each.model, each.all) for each in drops] == [("m", False), ("", True)]
