@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from typing import Any
 
 import pytest
 
@@ -43,7 +44,7 @@ async def test_a_stream_without_a_token_says_that_it_lives() -> None:
 )
 async def test_a_wait_is_told_in_a_comment(path: str, state: str, comment: str) -> None:
     """How far a load has come, or that the request is queued: no event, so no client reads it."""
-    fields = {"messages": [{"role": "user", "content": "u"}]}
+    fields: dict[str, Any] = {"messages": [{"role": "user", "content": "u"}]}
     if path != "/v1/chat/completions":
         fields = {"input" if path == "/v1/responses" else "prompt": "u"}
     silent = Answers(models=[replies.model("m", state=state)], hold=True)

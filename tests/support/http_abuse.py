@@ -58,7 +58,7 @@ async def check_abuse(
             seen = await attacking
         assert (await web.http.get("/health")).status_code == 200
         log = web.served.log_path.read_text(encoding="utf-8")
-    abused = Abused(seen, alone_s, statistics.median(beside), len(beside))
+    abused = Abused(dict(seen), alone_s, statistics.median(beside), len(beside))
     assert not {status for status in seen if status.startswith("5")} - {"503"}, abused
     assert not seen[HANGS], abused
     assert "Traceback" not in log, log
