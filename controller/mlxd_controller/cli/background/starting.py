@@ -13,7 +13,7 @@ import sys
 
 import typer
 
-from mlxd_controller.cli.outcome import complain, leave
+from mlxd_controller.cli.outcome import ExitCode, complain, leave
 from mlxd_controller.cli.security import Server
 from mlxd_shared.config import DETACHED_START_S
 from mlxd_shared.security.net import parse_address
@@ -57,5 +57,5 @@ def ensure_server(where: Server) -> None:
     typer.echo(f"mlxd: serving; {log}" if log else "mlxd: serving", err=True)
 
 
-def _code(returncode: int) -> int:
-    return returncode if 0 < returncode < 128 else 1
+def _code(returncode: int) -> ExitCode:
+    return ExitCode(returncode) if returncode in set(ExitCode) else ExitCode.ERROR

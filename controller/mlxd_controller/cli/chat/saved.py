@@ -141,7 +141,7 @@ def _message(content: object) -> ChatMessage:
         raise ValueError("a message with keys that there are not")
     if content.get("role") not in ROLES:
         raise ValueError("a message of nobody")
-    texts = {name: _text(content[name]) for name in _TEXTS if name in content}
+    texts: dict[str, Any] = {name: _text(content[name]) for name in _TEXTS if name in content}
     calls = content.get("tool_calls", [])
     if not isinstance(calls, list):
         raise ValueError("calls of another kind")  # noqa: TRY004

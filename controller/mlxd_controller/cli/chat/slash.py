@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from mlxd_controller.cli.chat import saved
 from mlxd_controller.cli.chat.talk import Talk, read_variable
@@ -125,8 +126,9 @@ def _set(talk: Talk, rest: str, _folder: Path) -> Done:
             raise Refused(f"{name} is true or false")
         setattr(talk, name, value == "true" if value else _FLAGS[name])
     else:
-        number = (_whole if name in _WHOLE else _number)(name, value) if value else None
-        talk.sampling = replace(talk.sampling, **{name: number})
+        parse = _whole if name in _WHOLE else _number
+        change: dict[str, Any] = {name: parse(name, value) if value else None}
+        talk.sampling = replace(talk.sampling, **change)
     return Done(f"{name} is {value or 'as the model has it'}")
 
 

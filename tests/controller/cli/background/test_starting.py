@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -16,7 +17,7 @@ from tests.support.certificates import Authority
 from tests.support.cli import LIMIT_S, Ran, mlxd
 from tests.support.ports import own_port
 
-ALLOWED = {"MLXD_START": "true"}
+ALLOWED: dict[str, Any] = {"MLXD_START": "true"}
 NOTHING_THERE = "mlxd: no server answers at"
 
 
@@ -71,7 +72,7 @@ async def test_where_none_is_started(tmp_path: Path) -> None:
         where = ("--address", address)
         await check_nothing_started(await mlxd(*ask, "--no-start", *where, **ALLOWED))
         await check_nothing_started(await mlxd(*ask, *where, MLXD_START="false"))
-        by_file = {"MLXD_CONFIG": str(file), "MLXD_START": ""}
+        by_file: dict[str, Any] = {"MLXD_CONFIG": str(file), "MLXD_START": ""}
         await check_nothing_started(await mlxd(*ask, *where, **by_file))
         await check_nothing_started(await mlxd(*ask, "--tls-ca", str(ca), *where, **ALLOWED))
         for command in (("ps",), ("show", "demo"), ("fit", "demo")):

@@ -19,6 +19,8 @@ from tests.support.terminal import CTRL_C, CTRL_D, SMALL, USUAL, XTERM, Terminal
 PASTE_BEGIN, PASTE_END, UP, NEWLINE = "\x1b[200~", "\x1b[201~", "\x1b[A", "\x1b\r"
 STORY = " ".join(f"word{number}" for number in range(40))
 PROMPT = ">>>"
+PROMPT_BEGINS = "\x1b[?2004h"
+"""Pasted lines are marked from then on."""
 
 
 def call(name: str, arguments: str = "{}") -> list[pb.GenerateResponse | errors.MlxdError]:
@@ -46,7 +48,7 @@ async def say(screen: Terminal, text: str) -> str:
     """Type a line, and wait for the next prompt; return what is to be seen."""
     seen = len(screen.screen)
     screen.type(text + "\r")
-    await screen.until_shown(lambda _: len(screen.screen) > seen + len(text))
+    await screen.until_shown(lambda _: PROMPT_BEGINS in screen.screen[seen:])
     return await at_prompt(screen)
 
 

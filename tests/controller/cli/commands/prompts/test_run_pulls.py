@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -48,7 +49,7 @@ def hub_with_a_model(tmp_path: Path) -> Iterator[FakeHub]:
         yield served
 
 
-def settings(hub: FakeHub, tmp_path: Path) -> dict[str, str]:
+def settings(hub: FakeHub, tmp_path: Path) -> dict[str, Any]:
     """The variables of who pulls from this hub into a cache of its own."""
     Server.cache = tmp_path / "cache"
     return {"HF_ENDPOINT": hub.endpoint, "MLXD_HUB_CACHE": str(Server.cache)}
