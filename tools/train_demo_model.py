@@ -3,6 +3,7 @@
     python tools/train_demo_model.py --data DIR --out DIR            all of it
     python tools/train_demo_model.py --data DIR --prepared DIR --prepare-only
     python tools/train_demo_model.py --prepared DIR --out DIR        train on prepared text
+    python tools/train_demo_model.py --prepared DIR --first DIR --out DIR    its second stage alone
     python tools/train_demo_model.py --data DIR --out DIR --evaluate score a written folder (CPU)
     python tools/train_demo_model.py --out DIR --sample              let it write
 
@@ -17,12 +18,16 @@ from collections.abc import Sequence
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 
-from demo_training.corpus import held_out_stories
+from demo_training.chats.answers import answers, judge
+from demo_training.chats.requests import held_out_requests, sample_of_requests
+from demo_training.corpus import Story, held_out_stories
 from demo_training.evaluate import evaluate, sample_of
 from demo_training.export import (
     FOLDER_NBYTES_MAX,
     folder_nbytes,
+    read_stage,
     record_scores,
+    run_facts,
     write_facts,
     write_model,
 )
@@ -30,7 +35,7 @@ from demo_training.prepared import load_prepared, prepare
 from demo_training.sample import print_samples
 from demo_training.shape import Shape
 from demo_training.tokens import token_stream
-from demo_training.train import Recipe, train
+from demo_training.train import Recipe, train, train_chats
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -41,12 +46,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print_samples(_require(parser, options.out, "--out"))
     elif options.evaluate:
         stories = held_out_stories(_require(parser, options.data, "--data"))
-        score = record_scores(_require(parser, options.out, "--out"), stories)
-        print(f"{score.bits_per_byte:.4f} bits a byte over {score.stories} held-out stories")
+        _record(_require(parser, options.out, "--out"), stories)
     elif options.evaluate_sample:
         stories = held_out_stories(_require(parser, options.data, "--data"))
         score = evaluate(_require(parser, options.out, "--out"), sample_of(stories))
         print(json.dumps(asdict(score)))
+    elif options.evaluate_requests:
+        stories = held_out_stories(_require(parser, options.data, "--data"))
+        requests = sample_of_requests(held_out_requests([story.text for story in stories]))
+        written = answers(_require(parser, options.out, "--out"), requests)
+        print(json.dumps(asdict(judge(requests, written))))
     elif options.prepare_only:
         data = _require(parser, options.data, "--data")
         prepare(data, _require(parser, options.prepared, "--prepared"))
@@ -65,15 +74,28 @@ def _train(prepared_folder: Path, out: Path, options: argparse.Namespace) -> Non
     chosen = {field.name: vars(options)[field.name] for field in fields(Recipe)}
     recipe = replace(Recipe(), **{name: v for name, v in chosen.items() if v is not None})
     held_out = token_stream(prepared.tokenizer, [story.text for story in prepared.held_out])
-    outcome = train(prepared.stream, held_out, shape, recipe, steps_max=options.steps_max)
+    limit = options.steps_max
+    if options.first is None:
+        first = train(prepared.stream, held_out, shape, recipe, steps_max=limit)
+        parameters, facts = first.parameters, run_facts(first)
+    else:
+        parameters, facts = read_stage(options.first, shape)
+    outcome = train_chats(
+        parameters, prepared.stream, prepared.chat_windows, held_out, shape, recipe, steps_max=limit
+    )
     write_model(out, prepared, shape, outcome)
-    write_facts(out, prepared, shape, recipe, outcome)
+    write_facts(out, prepared, shape, recipe, (facts, run_facts(outcome)))
     size = folder_nbytes(out)
     if size > FOLDER_NBYTES_MAX:
         raise SystemExit(f"{out} holds {size} bytes, over the limit of {FOLDER_NBYTES_MAX}")
     if not options.train_only:
-        score = record_scores(out, prepared.held_out)
-        print(f"{out}: {size} bytes, {score.bits_per_byte:.4f} bits a byte")
+        _record(out, prepared.held_out)
+
+
+def _record(out: Path, held_out: Sequence[Story]) -> None:
+    score, judged = record_scores(out, held_out)
+    print(f"{score.bits_per_byte:.4f} bits a byte over {score.stories} held-out stories")
+    print(f"of {judged.requests} requests {judged.named} named, {judged.ended} ended by themselves")
 
 
 def _require(parser: argparse.ArgumentParser, path: Path | None, flag: str) -> Path:
@@ -93,6 +115,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--train-only", action="store_true", help="leave scoring for later")
     parser.add_argument("--evaluate", action="store_true", help="score the folder --out")
     parser.add_argument("--evaluate-sample", action="store_true", help="only look; print JSON")
+    parser.add_argument("--evaluate-requests", action="store_true", help="likewise, answers")
+    parser.add_argument("--first", type=Path, help="folder whose weights the second stage takes")
     parser.add_argument("--sample", action="store_true", help="print continuations of --out")
     parser.add_argument("--steps-max", type=int, help="cut the run short, for a trial")
     for field in fields(Recipe):

@@ -10,20 +10,34 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from jinja2 import Template
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
+from demo_training.chats.packing import render
 from demo_training.corpus import held_out_stories, is_held_out
 from demo_training.export import FOLDER_NBYTES_MAX, folder_nbytes
 from demo_training.shape import Shape
-from demo_training.tokens import BOUNDARY, BOUNDARY_ID, VOCABULARY, tokenizer_config
+from demo_training.tokens import (
+    BOUNDARY,
+    BOUNDARY_ID,
+    SPECIAL_TOKENS,
+    TURN_END_ID,
+    VOCABULARY,
+    tokenizer_config,
+)
 from tests.real_inputs import REAL_INPUTS, real_input
 from tests.support.effort import IN_FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "shared" / "mlxd_shared" / "demo_model"
-BITS_PER_BYTE_MAX = 1.55
+BITS_PER_BYTE_MAX = 1.40
 SCORING_S_MAX = 150
+ENDED_SHARE_MIN = 0.95
+NAMED_APART_MAX = 8
+"""Of the 40 sampled answers. Sums round differently from one machine to another, and an answer that
+parts from the recorded one at any token is another draw: two machines were 4 apart, and draws that
+have nothing in common have a standard deviation of 4."""
 TEXTS = (
     "Once upon a time",
     'He said: "No!"\n\nAnd they  went\thome. ',
@@ -91,12 +105,33 @@ def test_every_byte_has_a_token(tokenizer: Tokenizer) -> None:
 
 
 def test_one_token_begins_and_ends_a_text(tokenizer: Tokenizer) -> None:
-    """All three configurations name the same token as BOS and EOS."""
+    """All three configurations name the same token as BOS and EOS; a turn's end ends too."""
     generation = read("generation_config.json")
 
     assert tokenizer.token_to_id(BOUNDARY) == BOUNDARY_ID
-    assert generation["bos_token_id"] == generation["eos_token_id"] == BOUNDARY_ID
+    assert generation["bos_token_id"] == BOUNDARY_ID
+    assert generation["eos_token_id"] == [BOUNDARY_ID, TURN_END_ID]
     assert read("tokenizer_config.json") == tokenizer_config(Shape().max_position_embeddings)
+
+
+def test_a_chats_tokens_are_its_own(tokenizer: Tokenizer) -> None:
+    """Each special token is one id, which no text without it is encoded to."""
+    for token_id, token in SPECIAL_TOKENS.items():
+        assert tokenizer.encode(token, add_special_tokens=False).ids == [token_id]
+    plain = tokenizer.encode("im_start|> <|im_ end", add_special_tokens=False).ids
+    assert not set(plain) & set(SPECIAL_TOKENS)
+
+
+def test_training_chats_are_what_the_template_writes() -> None:
+    """The model was trained on the very text that its template makes of a conversation."""
+    settings = read("tokenizer_config.json")
+    turns = (("system", "Be brief."), ("user", "A fox?"), ("assistant", "Ran."), ("user", "Go on."))
+    messages = [{"role": role, "content": content} for role, content in turns]
+    template = Template(settings["chat_template"])
+    named = {"messages": messages, "bos_token": settings["bos_token"]}
+
+    assert template.render(**named) == render(turns)
+    assert template.render(**named, add_generation_prompt=True) == render(turns, asks=True)
 
 
 def test_the_papers_name_the_figure() -> None:
@@ -110,25 +145,44 @@ def test_the_papers_name_the_figure() -> None:
     assert f"seed {facts['recipe']['seed']}" in card
     assert all(is_held_out(title) for title in facts["held_out_titles"])
     assert facts["held_out"]["stories"] == len(facts["held_out_titles"])
+    requests = facts["held_out_requests"]
+    assert f"{requests['named']} of {requests['requests']} requests" in card
+    assert f"{requests['ended']} answers" in card
+    assert requests["ended"] >= ENDED_SHARE_MIN * requests["requests"]
+
+
+def score_anew(what: str) -> dict[str, Any]:
+    """Score the shipped file anew; the corpus is there."""
+    real_input("corpus", "stories.jsonl.xz")
+    command = [sys.executable, "tools/train_demo_model.py", "--data", str(REAL_INPUTS)]
+    done = subprocess.run(
+        [*command, "--out", str(DEMO), what],
+        cwd=ROOT, capture_output=True, text=True, timeout=SCORING_S_MAX, check=True,
+        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # beside other tests, threads only wait
+    )  # fmt: skip
+    score: dict[str, Any] = json.loads(done.stdout)
+    return score
 
 
 @pytest.mark.skipif(not IN_FULL, reason="scores a file that does not change: for CI")
 def test_the_figure_is_that_of_the_file() -> None:
     """Scoring the held-out sample anew, from the shipped file, gives the recorded figure."""
-    real_input("corpus", "stories.jsonl.xz")
-    recorded = read("training.json")["held_out_sample"]
-    command = [sys.executable, "tools/train_demo_model.py", "--data", str(REAL_INPUTS)]
-    done = subprocess.run(
-        [*command, "--out", str(DEMO), "--evaluate-sample"],
-        cwd=ROOT, capture_output=True, text=True, timeout=SCORING_S_MAX, check=True,
-        env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # beside other tests, threads only wait
-    )  # fmt: skip
-    score = json.loads(done.stdout)
+    recorded, score = read("training.json")["held_out_sample"], score_anew("--evaluate-sample")
 
     assert score["text_nbytes"] == recorded["text_nbytes"]
     assert score["targets"] == recorded["targets"]
     assert score["bits"] == pytest.approx(recorded["bits"], rel=1e-4)
-    assert score["bits"] / score["text_nbytes"] <= BITS_PER_BYTE_MAX
+
+
+@pytest.mark.skipif(not IN_FULL, reason="scores a file that does not change: for CI")
+def test_answers_are_those_of_the_file() -> None:
+    """The sampled requests, answered anew by the shipped file, are named and ended as recorded."""
+    recorded = read("training.json")["held_out_requests_sample"]
+    score = score_anew("--evaluate-requests")
+
+    assert score["requests"] == recorded["requests"]
+    assert score["ended"] >= ENDED_SHARE_MIN * score["requests"]
+    assert abs(score["named"] - recorded["named"]) <= NAMED_APART_MAX
 
 
 def test_the_held_out_stories_are_those_of_the_rule() -> None:

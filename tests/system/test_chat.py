@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from mlxd.v1 import inference_pb2, types_pb2
-from tests.support.chat_template import write_template
+from tests.support.chat_template import DEMO, write_bare_demo, write_template
 from tests.support.cli import mlxd
 from tests.support.effort import spread_evenly
 from tests.support.served import serve
@@ -18,7 +18,6 @@ from tests.support.struck import NAME, Struck, struck_controller
 from tests.support.terminal import CTRL_C, CTRL_D, on_terminal
 from tests.support.tiny_model import write_tiny_model
 
-DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 PATTERN = (
     r'<think>[a-z ]{40}</think>[a-z ]{40}<tool_call>\{"name": "f", "arguments": '
     r'\{"a": "[a-z ]{40}"\}\}</tool_call>'
@@ -97,9 +96,10 @@ async def test_the_parts_of_an_answer_survive_its_worker(folder: Path) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_chat_on_a_terminal(folder: Path) -> None:
+async def test_a_chat_on_a_terminal(folder: Path, tmp_path: Path) -> None:
     """Load, answer, forget, answer, and end; from a pipe too, and without a template."""
-    async with serve("--model", f"chatty={folder}", "--model", f"demo={DEMO}") as server:
+    plain = write_bare_demo(tmp_path / "bare")
+    async with serve("--model", f"chatty={folder}", "--model", f"bare={plain}") as server:
         where = ("--address", server.address)
         short = ("--temperature", "0", "--stats", "--max-tokens", "5")
         async with on_terminal("run", "chatty", *short, *where) as screen:
@@ -115,9 +115,28 @@ async def test_a_chat_on_a_terminal(folder: Path) -> None:
         ran = await mlxd("run", "chatty", *short, *where, piped="Hi\n")
         assert ran.code == 0
         assert "5 tokens" in ran.err
-        bare = await mlxd("run", "demo", "Once", *short, *where, piped="")
+        bare = await mlxd("run", "bare", "Once", *short, *where, piped="")
         assert bare.code == 0
         assert "no chat template" in bare.err
+
+
+@pytest.mark.asyncio
+async def test_the_built_in_model_can_be_asked() -> None:
+    """`mlxd run demo` chats: it says who it is, of its own accord comes to an end, and goes on."""
+    async with serve("--model", f"demo={DEMO}") as server:
+        where = ("--address", server.address, "--temperature", "0", "--stats")
+        ran = await mlxd("run", "demo", "Who are you?", *where, piped="")
+
+        assert ran.code == 0, ran.err
+        assert "stories" in ran.out
+        assert "no chat template" not in ran.err
+        async with on_terminal("run", "demo", *where) as screen:
+            await screen.until(">>> ")
+            screen.type("Hello!\n")
+            await screen.until("prompt ")
+            await screen.until(">>> ")
+            screen.type(CTRL_D)
+            assert await screen.wait_ended() == 0
 
 
 @pytest.mark.asyncio

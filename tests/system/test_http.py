@@ -14,11 +14,10 @@ import openai
 import pytest
 
 from mlxd import Client
-from tests.support.chat_template import write_template
+from tests.support.chat_template import DEMO, write_bare_demo, write_template
 from tests.support.gateways import Web, serve_web
 from tests.support.served import Served
 
-DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 HI: list[Any] = [{"role": "user", "content": "Once upon a time"}]
 SCHEMA = {
     "type": "object",
@@ -32,10 +31,10 @@ ENDLESS = 900
 
 @pytest.fixture(name="models", scope="module")
 def write_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Options for the built-in model, as it is and with a chat's template."""
-    folder = tmp_path_factory.mktemp("models") / "chatty"
-    shutil.copytree(DEMO, folder)
-    return ("--model", f"demo={DEMO}", "--model", f"chatty={write_template(folder)}")
+    """Options for the built-in model, without a chat's template and with another's."""
+    below = tmp_path_factory.mktemp("models")
+    chatty = write_template(Path(shutil.copytree(DEMO, below / "chatty")))
+    return ("--model", f"demo={write_bare_demo(below / 'bare')}", "--model", f"chatty={chatty}")
 
 
 def address_of(web: Web) -> str:
@@ -158,6 +157,26 @@ async def test_openai_is_told_what_is_wrong(models: tuple[str, ...]) -> None:
         with pytest.raises(openai.BadRequestError) as mute:
             await client.chat.completions.create(model="demo", messages=HI)
         assert mute.value.param == "messages"
+
+
+@pytest.mark.asyncio
+async def test_the_built_in_model_answers() -> None:
+    """The SDK's first chat, with the model that is always there: streamed and not, it stops."""
+    greeting: list[Any] = [{"role": "user", "content": "Hello!"}]
+    async with (
+        serve_web("--model", f"demo={DEMO}") as web,
+        openai.AsyncOpenAI(base_url=f"{web.url}/v1", api_key="none", max_retries=0) as client,
+    ):
+        question: Any = {"model": "demo", "messages": greeting, "temperature": 0}
+        whole = await client.chat.completions.create(**question)
+        reasons = [
+            chunk.choices[0].finish_reason
+            async for chunk in await client.chat.completions.create(**question, stream=True)
+            if chunk.choices
+        ]
+
+    assert whole.choices[0].finish_reason == reasons[-1] == "stop"
+    assert whole.choices[0].message.content
 
 
 @pytest.mark.asyncio

@@ -11,12 +11,11 @@ import openai
 import pytest
 
 from mlxd import Client
-from tests.support.chat_template import TEMPLATE, write_template
+from tests.support.chat_template import DEMO, TEMPLATE, write_bare_demo, write_template
 from tests.support.cli import mlxd
 from tests.support.gateways import Web, serve_web
 from tests.support.served import Served
 
-DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 ENDLESS = 900
 """Tokens that nobody waits for."""
 LOOKS = 10_000
@@ -32,14 +31,15 @@ TOOL: Any = {"type": "function", "name": "weather", "parameters": SCHEMA, "stric
 
 @pytest.fixture(name="models", scope="module")
 def write_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Options for the built-in model, as it is and with a template of one that calls at once.
+    """Options for the built-in model, without a template and with that of one that calls at once.
 
     With thoughts before the call the model would think for ever.
     """
     folder = tmp_path_factory.mktemp("models") / "chatty"
     shutil.copytree(DEMO, folder)
     write_template(folder, TEMPLATE.replace("<think> and ", ""))
-    return ("--model", f"demo={DEMO}", "--model", f"chatty={folder}")
+    bare = write_bare_demo(folder.parent / "bare")
+    return ("--model", f"demo={bare}", "--model", f"chatty={folder}")
 
 
 def sdk(web: Web, key: str = "none") -> openai.AsyncOpenAI:

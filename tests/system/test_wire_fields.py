@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -19,7 +18,7 @@ from google.protobuf.message import Message
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.domain.errors import FieldNotServed
 from mlxd_shared.security.net import CHANNEL_OPTIONS
-from tests.support.chat_template import write_template
+from tests.support.chat_template import write_bare_demo, write_template
 from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
@@ -39,7 +38,6 @@ from tests.system.wire.model_probes import load, unload
 from tests.system.wire.probe import LONG, Wire, refusal
 from tests.system.wire.walk import Recorder, request_fields, response_fields
 
-DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 CONTEXT = 256
 """A quarter of the demo model's, so that streams to its end take a quarter as long."""
 LONG_CONTEXT = 16384
@@ -106,8 +104,8 @@ async def controller(model: str, folder: Path, *options: str) -> AsyncIterator[W
 
 
 def write_demo(folder: Path, context: int) -> Path:
-    """Write the demo model with another context."""
-    shutil.copytree(DEMO, folder)
+    """Write the demo model with another context, and without its chat template."""
+    write_bare_demo(folder)
     config = json.loads((folder / "config.json").read_text()) | {"max_position_embeddings": context}
     (folder / "config.json").write_text(json.dumps(config))
     return folder

@@ -14,12 +14,12 @@ import pytest
 
 from demo_training.corpus import is_held_out, split_corpus
 from demo_training.evaluate import windows
-from demo_training.forward import initial_parameters, logits
+from demo_training.forward import initial_parameters, logits, mean_loss
 from demo_training.overlap import SPAN_CHARS, HeldOutSpans, run_hashes
-from demo_training.reference import Reference
+from demo_training.reference import Cache, Reference
 from demo_training.shape import Shape
 from demo_training.tokens import BOUNDARY_ID
-from demo_training.train import Recipe, epoch_starts, learning_rate, train
+from demo_training.train import Recipe, epoch_starts, learning_rate, train, train_chats
 
 TINY = Shape(
     vocab_size=32,
@@ -128,6 +128,39 @@ def test_training_and_scoring_agree_on_the_model() -> None:
     assert np.abs(ours).max() > 1
     np.testing.assert_allclose(reference.logits(ids), ours, rtol=1e-4, atol=1e-4)
     np.testing.assert_array_equal(reference.logits(ids, rows_from=12), reference.logits(ids)[12:])
+
+
+def test_a_token_at_a_time_gives_the_same_logits() -> None:
+    """The cache changes nothing: each row's logits are those of its whole sequence."""
+    parameters = initial_parameters(TINY, seed=3)
+    config = TINY.config(BOUNDARY_ID)
+    loud = {name: np.array(v * (1 if v.ndim == 1 else 8)) for name, v in parameters.items()}
+    reference = Reference(config, loud)
+    rows = np.arange(30, dtype=np.int64).reshape(3, 10) * 7 % TINY.vocab_size
+    cache = Cache.empty(config, 3, 10)
+    stepped = [reference.next_logits(rows[:, place], cache, place) for place in range(10)]
+
+    for row in range(3):
+        whole = reference.logits(rows[row])
+        np.testing.assert_allclose([at[row] for at in stepped], whole, rtol=1e-4, atol=1e-4)
+
+
+def test_the_second_stage_learns_chats_too() -> None:
+    """From the first stage's weights, what only the chats repeat is foretold as well."""
+    stream = np.tile(np.array([BOUNDARY_ID, *range(1, 12)], np.uint16), 40)
+    chats = np.tile(np.arange(20, 31, dtype=np.uint16), (8, 2))[:, :17]
+    recipe = Recipe(rate_peak=1e-2, warmup_steps=5, batch_windows=4, epochs=8.0)
+    second = replace(recipe, chat_steps=60, chat_rate_peak=1e-2, chat_warmup_steps=5)
+    first = train(stream, stream[:100], TINY, recipe, steps_max=40)
+
+    outcome = train_chats(first.parameters, stream, chats, stream[:100], TINY, second)
+
+    assert outcome.steps == 60
+    before, after = (
+        float(np.array(mean_loss(parameters, mx.array(chats.astype(np.int32)), TINY)))
+        for parameters in (first.parameters, outcome.parameters)
+    )
+    assert after < 1 < before
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])

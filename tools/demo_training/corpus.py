@@ -9,11 +9,13 @@ import hashlib
 import json
 import lzma
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from demo_training.overlap import HeldOutSpans
+from demo_training.parallel import share_out
 
 CORPUS_FILE = "corpus/stories.jsonl.xz"
 HELD_OUT_MODULUS = 50
@@ -81,14 +83,11 @@ def split_corpus(data: Path) -> Split:
     stories = tuple(read_stories(data))
     held_out = tuple(story for story in stories if is_held_out(story.title))
     spans = HeldOutSpans.of(story.text for story in held_out)
+    others = [story.text for story in stories if not is_held_out(story.title)]
     training: list[str] = []
     dropped_stories = dropped_paragraphs = dropped_chars = 0
-    for story in stories:
-        if is_held_out(story.title):
-            continue
-        text = _CATALOGUE_LINES.sub("", story.text)
-        kept, paragraphs = _without_overlap(text, spans)
-        dropped_chars += len(text) - len(kept)
+    for kept, paragraphs, chars in share_out(partial(_clean, spans), others):
+        dropped_chars += chars
         dropped_paragraphs += paragraphs
         if len(kept) < CHARS_MIN:
             dropped_stories += 1
@@ -100,6 +99,16 @@ def split_corpus(data: Path) -> Split:
         removal=Removal(dropped_stories, dropped_paragraphs, dropped_chars),
         corpus_sha256=hashlib.sha256((data / CORPUS_FILE).read_bytes()).hexdigest(),
     )
+
+
+def _clean(spans: HeldOutSpans, texts: Sequence[str]) -> list[tuple[str, int, int]]:
+    """Return what is kept of each text, and how many paragraphs and characters went."""
+    cleaned: list[tuple[str, int, int]] = []
+    for whole in texts:
+        text = _CATALOGUE_LINES.sub("", whole)
+        kept, paragraphs = _without_overlap(text, spans)
+        cleaned.append((kept, paragraphs, len(text) - len(kept)))
+    return cleaned
 
 
 def _without_overlap(text: str, spans: HeldOutSpans) -> tuple[str, int]:

@@ -10,12 +10,14 @@ C/2 tokens before it, or the whole story so far. Nothing is scored across storie
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from demo_training.corpus import Story
+from demo_training.parallel import share_out
 from demo_training.reference import Integers, Reference, log_softmax
 from demo_training.tokens import BOUNDARY_ID
 
@@ -38,6 +40,14 @@ class Score:
         return self.bits / self.text_nbytes
 
 
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A window of a story: its ids, the last target included, and the first input scored."""
+
+    ids: Integers
+    first: int
+
+
 def sample_of(stories: Sequence[Story]) -> list[Story]:
     """Return the quick sample: the opening characters of every eighth story, in title order."""
     ordered = sorted(stories, key=lambda story: story.title)[::SAMPLE_EVERY]
@@ -46,17 +56,20 @@ def sample_of(stories: Sequence[Story]) -> list[Story]:
 
 def evaluate(folder: Path, stories: Sequence[Story]) -> Score:
     """Score `stories` by the model in `folder`."""
-    model = Reference.load(folder)
     tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-    text_nbytes = targets = 0
-    nats = 0.0
+    context = Reference.load(folder).context
+    pieces: list[Piece] = []
     for story in stories:
         ids = tokenizer.encode(story.text, add_special_tokens=False).ids
         sequence = np.array([BOUNDARY_ID, *ids, BOUNDARY_ID], np.int64)
-        text_nbytes += len(story.text.encode("utf-8"))
-        targets += len(sequence) - 1
-        nats += _nats(model, sequence)
-    return Score(len(stories), text_nbytes, targets, nats / math.log(2))
+        pieces += [
+            Piece(sequence[start : end + 1], first - start)
+            for start, end, first in windows(len(sequence) - 1, context)
+        ]
+    nats = share_out(partial(_nats, folder), pieces)
+    text_nbytes = sum(len(story.text.encode("utf-8")) for story in stories)
+    targets = sum(len(piece.ids) - 1 - piece.first for piece in pieces)
+    return Score(len(stories), text_nbytes, targets, sum(nats) / math.log(2))
 
 
 def windows(targets: int, context: int) -> Iterator[tuple[int, int, int]]:
@@ -71,11 +84,12 @@ def windows(targets: int, context: int) -> Iterator[tuple[int, int, int]]:
         scored = end
 
 
-def _nats(model: Reference, sequence: Integers) -> float:
-    total = 0.0
-    for start, end, first in windows(len(sequence) - 1, model.context):
-        logits = model.logits(sequence[start:end], rows_from=first - start)
-        chosen = sequence[first + 1 : end + 1]
+def _nats(folder: Path, pieces: Sequence[Piece]) -> list[float]:
+    model = Reference.load(folder)
+    nats: list[float] = []
+    for piece in pieces:
+        logits = model.logits(piece.ids[:-1], rows_from=piece.first)
+        chosen = piece.ids[piece.first + 1 :]
         logs = log_softmax(logits)[np.arange(len(chosen)), chosen]
-        total -= float(logs.sum(dtype=np.float64))
-    return total
+        nats.append(-float(logs.sum(dtype=np.float64)))
+    return nats

@@ -10,12 +10,15 @@ from typing import Any
 
 import mlx.core as mx
 
+from demo_training.chats.answers import SEED, TEMPERATURE, TOP_P, Judgement, answers, judge
+from demo_training.chats.requests import SAMPLE_EVERY, held_out_requests, sample_of_requests
 from demo_training.corpus import HELD_OUT_MODULUS, Story
 from demo_training.evaluate import Score, evaluate, sample_of
+from demo_training.forward import Parameters
 from demo_training.overlap import SPAN_CHARS, SPAN_LETTERS
 from demo_training.prepared import Prepared
 from demo_training.shape import Shape
-from demo_training.tokens import BOUNDARY_ID, write_tokenizer
+from demo_training.tokens import BOUNDARY_ID, TURN_END_ID, write_tokenizer
 from demo_training.train import Outcome, Recipe
 
 FOLDER_NBYTES_MAX = 12_000_000
@@ -28,10 +31,10 @@ def write_model(folder: Path, prepared: Prepared, shape: Shape, outcome: Outcome
     _write_json(folder / "config.json", shape.config(BOUNDARY_ID))
     generation = {
         "bos_token_id": BOUNDARY_ID,
-        "eos_token_id": BOUNDARY_ID,
+        "eos_token_id": [BOUNDARY_ID, TURN_END_ID],
         "do_sample": True,
-        "temperature": 0.8,
-        "top_p": 0.95,
+        "temperature": TEMPERATURE,
+        "top_p": TOP_P,
     }
     _write_json(folder / "generation_config.json", generation)
     write_tokenizer(prepared.tokenizer, folder, context=shape.max_position_embeddings)
@@ -40,44 +43,79 @@ def write_model(folder: Path, prepared: Prepared, shape: Shape, outcome: Outcome
 
 
 def write_facts(
-    folder: Path, prepared: Prepared, shape: Shape, recipe: Recipe, outcome: Outcome
+    folder: Path,
+    prepared: Prepared,
+    shape: Shape,
+    recipe: Recipe,
+    stages: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
-    """Write training.json: what the folder was made from and how; `record_scores` adds to it."""
+    """Write training.json: what the folder was made from and how; `record_scores` adds to it.
+
+    `stages` are the facts of the runs on stories alone and on stories and chats.
+    """
     facts: dict[str, Any] = {
         "corpus": {
             "sha256": prepared.corpus_sha256,
             "stories_trained": prepared.stories_trained,
             "tokens": len(prepared.stream),
+            "chats": prepared.chats,
+            "chat_windows": len(prepared.chat_windows),
             "held_out_rule": f"sha256(title) mod {HELD_OUT_MODULUS} is 0",
             "overlap_rule": f"{SPAN_CHARS} characters, or {SPAN_LETTERS} letters and digits",
             "removed": asdict(prepared.removal),
         },
         "recipe": asdict(recipe),
         "shape": asdict(shape) | {"parameters": _parameters(shape)},
-        "run": {
-            "steps": outcome.steps,
-            "tokens_seen": outcome.tokens_seen,
-            "seconds": round(outcome.seconds, 1),
-            "device": str(mx.device_info().get("device_name", "CPU")),
-            "final_training_loss": outcome.curve[-1].training_loss,
-            "curve": [asdict(mark) for mark in outcome.curve if mark.held_out_loss is not None],
-        },
+        "run": stages[0],
+        "chat_run": stages[1],
         "versions": {name: version(name) for name in ("mlx", "tokenizers", "numpy")}
         | {"python": platform.python_version()},
     }
     _write_json(folder / TRAINING_FILE, facts)
 
 
-def record_scores(folder: Path, held_out: Sequence[Story]) -> Score:
-    """Score the folder on all held-out text and on the sample; put both into training.json."""
+def run_facts(outcome: Outcome) -> dict[str, Any]:
+    """Return what training.json says of one run."""
+    return {
+        "steps": outcome.steps,
+        "tokens_seen": outcome.tokens_seen,
+        "seconds": round(outcome.seconds, 1),
+        "device": str(mx.device_info().get("device_name", "CPU")),
+        "final_training_loss": outcome.curve[-1].training_loss,
+        "curve": [asdict(mark) for mark in outcome.curve if mark.held_out_loss is not None],
+    }
+
+
+def read_stage(folder: Path, shape: Shape) -> tuple[Parameters, dict[str, Any]]:
+    """Return the float32 weights of a written folder, and the facts of its run on stories."""
+    stored = mx.load(str(folder / "model.safetensors"))
+    assert isinstance(stored, dict)
+    parameters = {name: stored[name].astype(mx.float32) for name in shape.tensors()}
+    facts = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
+    stage: dict[str, Any] = facts["run"]
+    return parameters, stage
+
+
+def record_scores(folder: Path, held_out: Sequence[Story]) -> tuple[Score, Judgement]:
+    """Score the folder on all held-out text, on the sample and on requests; training.json has all.
+
+    Raises:
+        FileNotFoundError: the folder has no training.json yet.
+    """
     full, sample = evaluate(folder, held_out), evaluate(folder, sample_of(held_out))
+    requests = held_out_requests([story.text for story in held_out])
+    written = answers(folder, requests)
+    judgement = judge(requests, written)
     facts = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
     facts["bits_per_byte"] = round(full.bits_per_byte, 4)
     facts["held_out"] = _score(full)
     facts["held_out_sample"] = _score(sample)
+    facts["held_out_requests"] = asdict(judgement) | {"seed": SEED}
+    of_sample = judge(sample_of_requests(requests), written[::SAMPLE_EVERY])
+    facts["held_out_requests_sample"] = asdict(of_sample)
     facts["held_out_titles"] = sorted(story.title for story in held_out)
     _write_json(folder / TRAINING_FILE, facts)
-    return full
+    return full, judgement
 
 
 def folder_nbytes(folder: Path) -> int:

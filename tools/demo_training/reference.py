@@ -43,13 +43,39 @@ class Reference:
             name = f"model.layers.{layer}"
             normed = self._norm(f"{name}.input_layernorm", hidden)
             hidden = hidden + self._attention(f"{name}.self_attn", normed, cos, sin)
-            normed = self._norm(f"{name}.post_attention_layernorm", hidden)
-            gate = self._linear(f"{name}.mlp.gate_proj", normed)
-            gate *= self._linear(f"{name}.mlp.up_proj", normed) / (1 + np.exp(-gate))
-            hidden = hidden + self._linear(f"{name}.mlp.down_proj", gate)
+            hidden = hidden + self._mlp(name, hidden)
         hidden = self._norm("model.norm", hidden[rows_from:])
         scores: Rows = hidden @ tensors["model.embed_tokens.weight"].T
         return scores
+
+    def next_logits(self, ids: Integers, cache: "Cache", position: int) -> Rows:
+        """Return logits `[rows, vocabulary]` for the tokens at `position`, one a row.
+
+        All rows are sequences of their own; the cache holds what came before and takes these.
+        """
+        tensors, width = self.tensors, self.config["head_dim"]
+        hidden = tensors["model.embed_tokens.weight"][ids]
+        cos, sin = self._rotation(position + 1)
+        for layer in range(self.config["num_hidden_layers"]):
+            name = f"model.layers.{layer}"
+            normed = self._norm(f"{name}.input_layernorm", hidden)
+            queries, keys, values = (
+                self._linear(f"{name}.self_attn.{part}_proj", normed).reshape(len(ids), -1, width)
+                for part in "qkv"
+            )
+            queries, keys = (_rotate(part, cos[-1], sin[-1]) for part in (queries, keys))
+            mixed = cache.attend(layer, position, queries, keys, values)
+            hidden = hidden + self._linear(f"{name}.self_attn.o_proj", mixed)
+            hidden = hidden + self._mlp(name, hidden)
+        hidden = self._norm("model.norm", hidden)
+        scores: Rows = hidden @ tensors["model.embed_tokens.weight"].T
+        return scores
+
+    def _mlp(self, name: str, hidden: Rows) -> Rows:
+        normed = self._norm(f"{name}.post_attention_layernorm", hidden)
+        gate = self._linear(f"{name}.mlp.gate_proj", normed)
+        gate *= self._linear(f"{name}.mlp.up_proj", normed) / (1 + np.exp(-gate))
+        return self._linear(f"{name}.mlp.down_proj", gate)
 
     def _linear(self, name: str, rows: Rows) -> Rows:
         out: Rows = rows @ self.tensors[f"{name}.weight"].T
@@ -86,6 +112,39 @@ class Reference:
 
     def _heads(self, name: str, rows: Rows, width: int) -> Rows:
         return self._linear(name, rows).reshape(len(rows), -1, width).transpose(1, 0, 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Cache:
+    """Keys and values of rows at one position: `[layers, rows, heads, positions, width]`."""
+
+    keys: Rows
+    values: Rows
+
+    @classmethod
+    def empty(cls, config: dict[str, Any], rows: int, positions: int) -> "Cache":
+        """Make room for so many positions of a model."""
+        heads, width = config["num_key_value_heads"], config["head_dim"]
+        extent = (config["num_hidden_layers"], rows, heads, positions, width)
+        return cls(np.zeros(extent, np.float32), np.zeros(extent, np.float32))
+
+    def of_rows(self, chosen: npt.NDArray[np.bool_]) -> "Cache":
+        """Return the cache of the rows that are `chosen`."""
+        return Cache(self.keys[:, chosen], self.values[:, chosen])
+
+    def attend(self, layer: int, position: int, queries: Rows, keys: Rows, values: Rows) -> Rows:
+        """Take one position's keys and values, and return its queries' mixture, heads joined."""
+        self.keys[layer, :, :, position] = keys
+        self.values[layer, :, :, position] = values
+        rows, heads, width = queries.shape
+        groups = queries.reshape(rows, keys.shape[1], heads // keys.shape[1], width)
+        held = self.keys[layer, :, :, : position + 1]
+        scores: Rows = groups @ held.transpose(0, 1, 3, 2) * np.float32(width**-0.5)
+        scores -= scores.max(axis=-1, keepdims=True)
+        np.exp(scores, out=scores)
+        scores /= scores.sum(axis=-1, keepdims=True)
+        mixed: Rows = scores @ self.values[layer, :, :, : position + 1]
+        return mixed.reshape(rows, heads * width)
 
 
 def read_safetensors(path: Path) -> dict[str, Rows]:

@@ -3,6 +3,9 @@
 Invariant: the stream is `0 story 0 story 0 ... story 0`. Token 0, `<|endoftext|>`, is the only
 document boundary: it ends a story (EOS) and begins the next one (BOS), so a bare prompt reads
 like the opening of a story, and a story can end.
+
+Two more special tokens, the last ids of the vocabulary, begin and end a turn of a chat. No text
+of the corpus holds them.
 """
 
 import json
@@ -11,12 +14,25 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 
 BOUNDARY = "<|endoftext|>"
 BOUNDARY_ID = 0
 VOCABULARY = 4096
+TURN_BEGIN = "<|im_start|>"
+TURN_END = "<|im_end|>"
+TURN_BEGIN_ID = VOCABULARY - 2
+TURN_END_ID = VOCABULARY - 1
+SPECIAL_TOKENS = {BOUNDARY_ID: BOUNDARY, TURN_BEGIN_ID: TURN_BEGIN, TURN_END_ID: TURN_END}
 STORIES_PER_BATCH = 64
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}"
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>\\n' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"
+)
 
 Ids = npt.NDArray[np.uint16]
 
@@ -27,7 +43,7 @@ def train_tokenizer(texts: Sequence[str]) -> Tokenizer:
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY,
+        vocab_size=TURN_BEGIN_ID,
         special_tokens=[BOUNDARY],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
@@ -36,7 +52,11 @@ def train_tokenizer(texts: Sequence[str]) -> Tokenizer:
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOUNDARY} $A", pair=None, special_tokens=[(BOUNDARY, BOUNDARY_ID)]
     )
+    turns = [AddedToken(token, special=True, normalized=False) for token in (TURN_BEGIN, TURN_END)]
+    tokenizer.add_special_tokens(turns)
     assert tokenizer.token_to_id(BOUNDARY) == BOUNDARY_ID
+    assert tokenizer.token_to_id(TURN_BEGIN) == TURN_BEGIN_ID
+    assert tokenizer.token_to_id(TURN_END) == TURN_END_ID
     assert tokenizer.get_vocab_size() == VOCABULARY
     return tokenizer
 
@@ -71,15 +91,17 @@ def tokenizer_config(context: int) -> dict[str, object]:
         "add_eos_token": False,
         "add_prefix_space": False,
         "clean_up_tokenization_spaces": False,
+        "chat_template": CHAT_TEMPLATE,
         "added_tokens_decoder": {
-            str(BOUNDARY_ID): {
-                "content": BOUNDARY,
+            str(token_id): {
+                "content": token,
                 "lstrip": False,
                 "normalized": False,
                 "rstrip": False,
                 "single_word": False,
                 "special": True,
             }
+            for token_id, token in SPECIAL_TOKENS.items()
         },
     }
 

@@ -1,5 +1,7 @@
 """The training loop.
 
+Two stages: stories alone, from nothing; then stories and chats, a share of each batch either.
+
 Invariants: windows and initial weights follow from the recipe's seed alone (sums on a GPU may
 still round differently from run to run); each epoch sees every token about once, plus each
 story's opening once more, at a window's start, as a prompt will stand.
@@ -8,7 +10,7 @@ story's opening once more, at a window's start, as a prompt will stand.
 import math
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import mlx.core as mx
 import numpy as np
@@ -43,6 +45,11 @@ class Recipe:
     weight_decay: float = 0.1
     dropout: float = 0.1
     seed: int = 20260101
+    chat_steps: int = 2500
+    chat_rate_peak: float = 1e-3
+    chat_warmup_steps: int = 100
+    chat_share: float = 0.5
+    """Of the windows of a batch of the second stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,20 +109,70 @@ def train(
     context = shape.max_position_embeddings
     steps = int(recipe.epochs * len(stream) / (context * recipe.batch_windows))
     steps = steps if steps_max is None else min(steps, steps_max)
-    rule = Rule(muon=recipe.optimiser == "muon", weight_decay=recipe.weight_decay)
-    parameters = initial_parameters(shape, recipe.seed)
-    state = initial_state(parameters, rule)
     windows = _Windows(stream, context)
-    check = _HeldOutCheck(held_out, shape)
-    step_once = _step(shape, rule, recipe)
+    batched = (windows.at(starts) for starts in batches(stream, context, recipe))
+    parameters = initial_parameters(shape, recipe.seed)
+    return _descend(parameters, batched, steps, _HeldOutCheck(held_out, shape), recipe)
+
+
+def train_chats(
+    parameters: Parameters,
+    stream: Ids,
+    chats: Ids,
+    held_out: Ids,
+    shape: Shape,
+    recipe: Recipe,
+    *,
+    steps_max: int | None = None,
+) -> Outcome:
+    """Go on from `parameters` with stories and with `chats`, windows of `[count, context + 1]`."""
+    context = shape.max_position_embeddings
+    of_chats = round(recipe.chat_share * recipe.batch_windows)
+    of_stories = replace(
+        recipe, batch_windows=recipe.batch_windows - of_chats, seed=recipe.seed + 1
+    )
+    windows, chat_windows = _Windows(stream, context), mx.array(chats.astype(np.int32))
+    batched = (
+        mx.concatenate([windows.at(starts), chat_windows[mx.array(chosen.astype(np.int32))]])
+        for starts, chosen in zip(
+            batches(stream, context, of_stories),
+            chat_batches(len(chats), of_chats, recipe.seed),
+            strict=False,
+        )
+    )
+    second = replace(recipe, rate_peak=recipe.chat_rate_peak, warmup_steps=recipe.chat_warmup_steps)
+    steps = recipe.chat_steps if steps_max is None else min(recipe.chat_steps, steps_max)
+    return _descend(parameters, batched, steps, _HeldOutCheck(held_out, shape), second)
+
+
+def chat_batches(count: int, size: int, seed: int) -> Iterator[Starts]:
+    """Yield batches of `size` places among `count` windows for ever, each once a round."""
+    rng = np.random.default_rng([seed, 1])
+    left = np.empty(0, np.int64)
+    while True:
+        while len(left) < size:
+            left = np.concatenate([left, rng.permutation(count)])
+        yield left[:size]
+        left = left[size:]
+
+
+def _descend(
+    parameters: Parameters,
+    batched: Iterator[mx.array],
+    steps: int,
+    check: "_HeldOutCheck",
+    recipe: Recipe,
+) -> Outcome:
+    """Take `steps` steps, one a batch."""
+    rule = Rule(muon=recipe.optimiser == "muon", weight_decay=recipe.weight_decay)
+    state = initial_state(parameters, rule)
+    step_once = _step(check.shape, rule, recipe)
     curve: list[Mark] = []
     losses: list[mx.array] = []
     started = time.monotonic()
-    for step, starts in zip(range(1, steps + 1), batches(stream, context, recipe), strict=False):
+    for step, windows in zip(range(1, steps + 1), batched, strict=False):
         rate = mx.array(learning_rate(step, steps, recipe))
-        loss, parameters, state = step_once(
-            parameters, state, windows.at(starts), rate, mx.array(float(step))
-        )
+        loss, parameters, state = step_once(parameters, state, windows, rate, mx.array(float(step)))
         mx.async_eval([loss, parameters, state])  # type: ignore[no-untyped-call]
         losses.append(loss)
         if step % STEPS_PER_REPORT == 0 or step == steps:
@@ -125,7 +182,7 @@ def train(
             losses.clear()
             _report(curve[-1], steps, time.monotonic() - started)
     seconds = time.monotonic() - started
-    seen = steps * recipe.batch_windows * context
+    seen = steps * recipe.batch_windows * check.shape.max_position_embeddings
     return Outcome(parameters, tuple(curve), steps, seen, seconds)
 
 
@@ -151,12 +208,12 @@ class _HeldOutCheck:
         starts = np.linspace(0, last, min(CHECK_WINDOWS, last + 1)).astype(np.int64)
         self._batches = np.array_split(starts, max(1, len(starts) // 32))
         self._windows = _Windows(held_out, context)
-        self._shape = shape
+        self.shape = shape
 
     def loss(self, parameters: Parameters) -> float:
         """Return nats a token."""
         means = [
-            np.array(mean_loss(parameters, self._windows.at(batch), self._shape))
+            np.array(mean_loss(parameters, self._windows.at(batch), self.shape))
             for batch in self._batches
         ]
         return float(np.mean(means))
