@@ -52,7 +52,7 @@ async def test_a_stream_goes_on_after_its_worker_hangs() -> None:
         await killed.kill(20, killed.cases, number=signal.SIGSTOP)
         (dead,) = struck.runtime.workers.dead()
         assert dead.error is not None
-        assert "gave no answer" in dead.error.describe()
+        assert "did not answer" in dead.error.describe()
     assert not killed.ties
 
 

@@ -96,7 +96,8 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
             for command in commands:
                 if command.startswith(ELSEWHERE):
                     continue
-                prompt = " 'Once' --max-tokens 5" if command.startswith("mlxd run") else ""
+                chats = command == f"mlxd run {PULLED}"
+                prompt = " 'Once' --max-tokens 5" if chats else ""
                 said[command] = await run_shell(here(command) + prompt, environment)
             program = tmp_path / "first_call.py"
             program.write_text(here(python_blocks(readme())[0]))

@@ -45,6 +45,11 @@ CALM = {"gemma4": 0.4}
 """By how much queries and keys are shortened where scores are their whole product: a rounding would
 decide what attention falls on."""
 
+USUAL_GAIN = 1.5
+GAINS = {"longcat_flash_ngram": 1.0}
+"""What a layer amplifies by, of models that make roundings large: at the usual gain two libraries
+of products already differ by 1e-3 here."""
+
 HEADS = {
     "baichuan_m1": "model.norm.weight",
     "phixtral": "lm_head.linear.weight",
@@ -83,6 +88,7 @@ def zoo_config(name: str, **changes: Any) -> dict[str, Any]:
 def zoo_weights(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, mx.array]:
     """Return a random array for every parameter, lively enough that logits differ."""
     calm = CALM.get(str(config["model_type"]), 1.0)
+    gain = GAINS.get(str(config["model_type"]), USUAL_GAIN)
     keys = iter(mx.random.split(mx.random.key(seed), 4096))
     weights: dict[str, mx.array] = {}
     peer = hollow(str(config["model_type"]), config)
@@ -96,7 +102,7 @@ def zoo_weights(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, mx.arr
             weights[name] = 0.2 * noise
         else:
             fan = array.shape[-1] if array.shape[-1] > 1 else array.shape[-2]
-            weights[name] = noise * (1.5 / fan**0.5)
+            weights[name] = noise * (gain / fan**0.5)
     return weights
 
 

@@ -55,10 +55,10 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     "bias as text": ({"attention_bias": "no"}, "attention_bias", "not true or false"),
     "groups unsaid": ({"quantization": {"bits": 4}}, "quantization.group_size", "missing"),
     "odd groups": (
-        {"quantization": {"bits": 4, "group_size": 48}}, "quantization.group_size", "none of 32",
+        {"quantization": {"bits": 4, "group_size": 48}}, "quantization.group_size", "not one of 32",
     ),
     "odd bits": (
-        {"quantization": {"bits": 7, "group_size": 64}}, "quantization.bits", "none of 2, 3, 4",
+        {"quantization": {"bits": 7, "group_size": 64}}, "quantization.bits", "not one of 2, 3, 4",
     ),
     "other packing": (
         {"quantization": {"bits": 4, "group_size": 32, "mode": "int4"}},
@@ -66,7 +66,7 @@ BREACHES: dict[str, tuple[dict[str, Any], str, str]] = {
     ),
     "one tensor's own odd bits": (
         {"quantization": {"bits": 4, "group_size": 64, "lm_head": {"bits": 7, "group_size": 64}}},
-        "quantization.lm_head.bits", "none of 2, 3, 4",
+        "quantization.lm_head.bits", "not one of 2, 3, 4",
     ),
     "one tensor's other packing": (
         {"quantization": {"bits": 4, "group_size": 64,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -17,13 +16,12 @@ from tests.support.browser import (
     open_page,
     violations,
 )
-from tests.support.chat_template import write_template
+from tests.support.chat_template import write_bare_demo, write_template
 from tests.support.cli import mlxd
 from tests.support.gateways import Web, serve_web
 from tests.support.served import serve
 
 pytestmark = [NEEDS_CHROMIUM, pytest.mark.asyncio(loop_scope="module")]
-DEMO = Path(__file__).parents[3] / "shared" / "mlxd_shared" / "demo_model"
 WORDS = re.compile(r"\w")
 NONE_HELD = re.compile(r": nothing, of ")
 expect.set_options(timeout=30_000)
@@ -31,11 +29,12 @@ expect.set_options(timeout=30_000)
 
 @pytest.fixture(name="models", scope="module")
 def write_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Options for the built-in model, as it is and with a chat's template."""
-    folder = tmp_path_factory.mktemp("models") / "chatty"
-    shutil.copytree(DEMO, folder)
+    """Options for the built-in model without a chat's template, and with a plain one."""
+    folder = tmp_path_factory.mktemp("models")
     template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    return ("--model", f"demo={DEMO}", "--model", f"chatty={write_template(folder, template)}")
+    chatty = write_template(write_bare_demo(folder / "chatty"), template)
+    bare = write_bare_demo(folder / "demo")
+    return ("--model", f"demo={bare}", "--model", f"chatty={chatty}")
 
 
 def controller_of(web: Web) -> Client:
