@@ -199,7 +199,10 @@ class ModelService:
             names = frozenset({digest} if request.model == digest else {name, digest}) - {""}
         else:
             _check_key("*")  # no model's name: a key for some models alone is refused
-        dropped = await keeper.drop(names, self._runtime.workers.live())
+        workers = self._runtime.workers
+        dropped = await keeper.drop(names, workers.live())
+        # Accounts are by the workers' word: whoever asks next sees what is left.
+        await workers.refresh(workers.live(), wait_s=config.STATUS_POLL_S)
         return model_pb2.DropPrefixesResponse(blocks=dropped.blocks, bytes=dropped.nbytes)
 
     async def VerifyPrefixes(

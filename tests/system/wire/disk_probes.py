@@ -61,7 +61,7 @@ async def prompts_on_disk_are_checked_and_dropped(wire: Wire) -> None:
     assert dropped.blocks == sound[LONG]
     assert (await drop(wire, model_pb2.DropPrefixesRequest(model=LONG))).blocks == 0
     await drop(wire, model_pb2.DropPrefixesRequest(all=True))
-    assert not any(one.blocks for one in await folders(wire))
+    assert [one for one in await folders(wire) if one.blocks] == []
     for request in (
         model_pb2.DropPrefixesRequest(),
         model_pb2.DropPrefixesRequest(model=LONG, all=True),
