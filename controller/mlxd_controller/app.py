@@ -187,7 +187,8 @@ async def _listening(
     following = tasks.create_task(follow_health(health, catalog, runtime))
     aside: list[asyncio.Task[None]] = [tasks.create_task(keep_heap_trimmed())]
     if keeper is not None:
-        aside.append(tasks.create_task(keeper.run(runtime.workers.live, runtime.metrics)))
+        sharing = keeper.run(runtime.workers.live, runtime.metrics, runtime.changes)
+        aside.append(tasks.create_task(sharing))
     try:
         target = listen(
             server,

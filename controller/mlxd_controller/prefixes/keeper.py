@@ -1,29 +1,33 @@
 """Keeps what is on disk of prompts within one budget, whoever wrote it. One owner: the controller.
 
 Invariants:
-- What a worker may keep, it was given here: it begins with what its folder has. A share that was
-  ordered counts as taken until the worker's own word is that it has less.
+- What a worker may keep, it was given here: it begins with what its folder has. The larger of the
+  last share that was ordered and of the worker's own word counts as taken, until the worker has
+  ended: one that is being stopped still writes. An order without an answer is repeated.
 - Folders that a worker has, or one that is just loading, are never touched: only their own process
   removes files there, but for what `drop` and `verify` were asked for.
-- Files are looked at on a thread; one round or `drop` at a time, and one folder is verified.
-- A disk that fails ends no round: what could not be read is looked at again in the next.
+- Files are looked at on a thread; one round or `drop` at a time, and one folder is verified, also
+  where whoever asked has left.
+- Nothing is shared out by old accounts: where the disk cannot be looked at, the next round tries.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Iterable
+import threading
+from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.prefixes.division import Division, Holder, Idle, divide
+from mlxd_controller.runtime.changes import Changes
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.settings import DiskBudget
 from mlxd_shared import config
 from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.root import Findings, FormFolder, RootFolder, open_root
-from mlxd_shared.domain.errors import InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import InvalidRequest, MlxdError, QueueFull
 from mlxd_shared.domain.figures import PrefixDiskFigures
 from mlxd_shared.ops.logs import get_logger
 
@@ -55,6 +59,8 @@ class Keeper:
         self._rounds = 0
         self._ordered: dict[int, int] = {}
         """The last share that a worker was given, by its number."""
+        self._unsure: set[int] = set()
+        """Workers that have not answered the last order."""
         self._seen: dict[int, PrefixDiskFigures] = {}
         """What workers said when they were looked at last."""
 
@@ -62,58 +68,107 @@ class Keeper:
         """Let another controller have the folder."""
         self._root.close()
 
-    async def run(self, workers: Callable[[], Iterable[Worker]], metrics: Metrics) -> None:
-        """Share out once a second, by what the workers say, until cancelled."""
+    async def run(
+        self,
+        workers: Callable[[], Iterable[Worker]],
+        metrics: Metrics,
+        changes: Changes,
+        *,
+        poll_s: float = config.STATUS_POLL_S,
+    ) -> None:
+        """Share out every `poll_s`, and once a worker is ready, until cancelled."""
         while True:
             await self.share_out(workers(), metrics)
-            await asyncio.sleep(config.STATUS_POLL_S)
+            try:
+                async with asyncio.timeout(poll_s):
+                    await self._wait_for_newcomers(workers, changes)
+            except TimeoutError:
+                continue
+            except QueueFull:  # others follow all changes that can be followed
+                await asyncio.sleep(poll_s)
+
+    async def _wait_for_newcomers(
+        self, workers: Callable[[], Iterable[Worker]], changes: Changes
+    ) -> None:
+        """Wait for a worker that no round has seen: its model may be unloaded in a moment."""
+        with changes.subscribe() as news:
+            while all(worker.number in self._seen for worker in _with_disk(workers())):
+                await news.next()
 
     async def share_out(self, workers: Iterable[Worker], metrics: Metrics) -> None:
         """Do one round."""
         async with self._turn:
-            living = _with_disk(workers)
+            everybody = tuple(workers)
+            living = _with_disk(everybody)  # their word as of now, whatever they say meanwhile
             self._count(living, metrics)
-            await self._look(frozenset(_figures(worker).form for worker in living))
-            holders = [self._holder(worker) for worker in living]
-            # What another process holds counts, and cannot be had.
-            others = sum(folder.nbytes for folder in self._idle.values() if folder.is_held)
-            idle = [
-                Idle(folder.form, folder.nbytes, folder.least_worth)
-                for folder in self._idle.values()
-                if not folder.is_held and folder.nbytes
-            ]
-            division = divide(max(self.budget.nbytes - others, 0), holders, idle)
-            await self._order(division, living)
-            self._seen = {worker.number: _figures(worker) for worker in living}
-            self._ordered = {n: share for n, share in self._ordered.items() if n in self._seen}
+            numbers = {worker.number for worker in everybody}
+            self._ordered = {n: share for n, share in self._ordered.items() if n in numbers}
+            self._unsure &= numbers
+            if await self._look(frozenset(figures.form for figures in living.values())):
+                holders = [self._holder(worker, figures) for worker, figures in living.items()]
+                others = self._count_others(_with_disk(everybody, stopping=True))
+                idle = [
+                    Idle(folder.form, folder.nbytes, folder.least_worth)
+                    for folder in self._idle.values()
+                    if not folder.is_held and folder.nbytes
+                ]
+                division = divide(max(self.budget.nbytes - others, 0), holders, idle)
+                await self._order(division, living)
+            self._seen = {worker.number: figures for worker, figures in living.items()}
+
+    def _count_others(self, leaving: Mapping[Worker, PrefixDiskFigures]) -> int:
+        """Return what counts as taken, and cannot be had, of folders that processes have."""
+        shares = {
+            figures.form: self._ordered_before(worker, figures)
+            for worker, figures in leaving.items()
+        }
+        return sum(
+            max(folder.nbytes, shares.get(folder.form, 0))
+            for folder in self._idle.values()
+            if folder.is_held
+        )
 
     def accounts(self, workers: Iterable[Worker]) -> list[FormFolder]:
         """Return what is there by forms, those of workers by their own word."""
-        held = [_as_folder(worker) for worker in _with_disk(workers)]
+        held = [_as_folder(worker, own) for worker, own in _with_disk(workers).items()]
         forms = {folder.form for folder in held}
         idle = [folder for form, folder in self._idle.items() if form not in forms]
         return sorted((*held, *idle), key=lambda folder: (folder.about.model, folder.form))
 
-    async def drop(self, digest: str, workers: Iterable[Worker]) -> Dropped:
-        """Remove what is there of a model, "" of all; workers' shares stay as they are.
+    async def drop(self, names: frozenset[str] | None, workers: Iterable[Worker]) -> Dropped:
+        """Remove what is there of a model; workers' shares stay as they are.
+
+        names: its names and digests; None: of all models.
 
         Raises:
+            InvalidRequest: a process that cannot be told has some of it; the rest is removed.
             MlxdError: a worker did not do as it was told.
         """
         async with self._turn:
             dropped = Dropped()
-            living = [w for w in _with_disk(workers) if digest in ("", w.digest)]
-            for worker in living:
-                figures = _figures(worker)
-                share_nbytes = self._ordered_before(worker, figures)
-                await self._give(worker, 0)
-                await self._give(worker, share_nbytes)
+            for worker, figures in _with_disk(workers).items():
+                if names is not None and worker.digest not in names and worker.name not in names:
+                    continue
+                before = self._ordered_before(worker, figures)
+                share_nbytes = self._ordered.get(worker.number, figures.budget_nbytes)
+                await self._give(worker, 0, before=before)
+                await self._give(worker, share_nbytes, before=before)
                 dropped = _plus(dropped, figures.blocks, figures.nbytes)
-            await self._look(self._held, again=True)
-            for folder in list(self._idle.values()):
-                if digest in ("", folder.about.digest) and not folder.is_held:
-                    gone = await self._trim(folder, 0)
+            looked = await self._look(self._held, again=True)
+            left = [] if looked else [str(self.budget.folder)]
+            try:
+                for folder in list(self._idle.values()):
+                    if names is not None and names.isdisjoint(_names_of(folder)):
+                        continue
+                    gone = 0 if folder.is_held else await self._trim(folder, 0)
                     dropped = _plus(dropped, folder.blocks if gone else 0, gone)
+                    if self._idle[folder.form].blocks:
+                        left.append(folder.about.model or folder.form)
+            finally:  # whoever asked may leave while files are removed
+                self._rounds = 0
+            if left:
+                problem = f"a process has some of it, or the disk fails: {', '.join(left[:8])}"
+                raise InvalidRequest.of("model", f"{problem}; try again later")
             return dropped
 
     async def verify(self) -> AsyncGenerator[Findings, None]:
@@ -122,33 +177,43 @@ class Keeper:
         Rounds go on meanwhile, and whoever does not read on holds nobody up.
         """
         for form in await asyncio.to_thread(self._root.forms):
-            async with self._checking:
-                findings = await asyncio.to_thread(self._root.verify, form)
+            left = threading.Event()
+            checking = asyncio.create_task(self._check(form, left))
+            try:
+                findings = await asyncio.shield(checking)
+            finally:
+                left.set()
             if findings.refused:
                 reasons = {fault.value: count for fault, count in findings.refused.items()}
                 _log.warning("removed damaged blocks", folder=form, **reasons)
             yield findings
 
-    def _holder(self, worker: Worker) -> Holder:
-        figures = _figures(worker)
+    async def _check(self, form: str, left: threading.Event) -> Findings:
+        """Check a folder when it is this one's turn, until whoever asked has left."""
+        async with self._checking:
+            return await asyncio.to_thread(self._root.verify, form, until=left.is_set)
+
+    def _holder(self, worker: Worker, figures: PrefixDiskFigures) -> Holder:
         seen = self._seen.get(worker.number)
         return Holder(
             form=figures.form,
             nbytes=figures.nbytes,
-            share_nbytes=max(figures.budget_nbytes, self._ordered.get(worker.number, 0)),
+            share_nbytes=self._ordered_before(worker, figures),
             least_worth=figures.least_worth if figures.blocks else float("inf"),
             block_nbytes=figures.block_nbytes,
             evicts=seen is not None and figures.evicted > seen.evicted,
         )
 
-    async def _look(self, held: frozenset[str], *, again: bool = False) -> None:
-        """Look at the folders that no worker has, where they may have changed."""
+    async def _look(self, held: frozenset[str], *, again: bool = False) -> bool:
+        """Look at the folders that no worker has, where they may have changed.
+
+        Return whether what is known of them is true.
+        """
         self._rounds += 1
         is_due = again or held != self._held or self._rounds % LOOK_AGAIN_ROUNDS == 1
         # One that a process held then may be nobody's by now, or a worker's that says so soon.
         if not is_due and not any(folder.is_held for folder in self._idle.values()):
-            return
-        self._held = held
+            return True
         try:
             forms = await asyncio.to_thread(self._root.forms)
             self._idle = {
@@ -158,32 +223,40 @@ class Keeper:
             }
         except OSError as error:
             _log.warning("cannot look at what is on disk", reason=error.strerror)
+            self._rounds = 0
+            return False
+        self._held = held
+        return True
 
-    async def _order(self, division: Division, living: list[Worker]) -> None:
+    async def _order(self, division: Division, living: Mapping[Worker, PrefixDiskFigures]) -> None:
         """Have the division come true."""
         for form, kept in division.keep.items():
             await self._trim(self._idle[form], kept)
-        of_form = {_figures(worker).form: worker for worker in living}
-        for form, share in division.shares.items():
+        for worker, figures in living.items():
+            before = self._ordered_before(worker, figures)
+            share = division.shares.get(figures.form, before)
+            if figures.form not in division.shares and worker.number not in self._unsure:
+                continue
             try:
-                await self._give(of_form[form], share)
+                await self._give(worker, share, before=before)
             except MlxdError as error:
                 _log.warning(
                     "worker took no share of the disk",
-                    model=of_form[form].name,
+                    model=worker.name,
                     reason=error.describe(),
                 )
 
-    async def _give(self, worker: Worker, nbytes: int) -> None:
-        """Give a worker a share. One that does not answer may have taken it."""
+    async def _give(self, worker: Worker, nbytes: int, *, before: int) -> None:
+        """Give a worker a share. One that does not answer may have taken it, or not."""
         assert worker.link is not None, "it has spoken"
-        before = self._ordered_before(worker, _figures(worker))
         self._ordered[worker.number] = max(before, nbytes)
+        self._unsure.add(worker.number)
         await worker.link.share_disk(nbytes, timeout_s=config.SHRINK_TIMEOUT_S)
         self._ordered[worker.number] = nbytes
+        self._unsure.discard(worker.number)
 
     def _ordered_before(self, worker: Worker, figures: PrefixDiskFigures) -> int:
-        return self._ordered.get(worker.number, figures.budget_nbytes)
+        return max(self._ordered.get(worker.number, 0), figures.budget_nbytes)
 
     async def _trim(self, folder: FormFolder, keep_nbytes: int) -> int:
         """Have an idle folder keep at most so much; return what went."""
@@ -197,10 +270,9 @@ class Keeper:
             _log.info("removed blocks", model=folder.about.model, nbytes=gone, folder=folder.form)
         return gone or 0
 
-    def _count(self, living: list[Worker], metrics: Metrics) -> None:
+    def _count(self, living: Mapping[Worker, PrefixDiskFigures], metrics: Metrics) -> None:
         """Count what workers have done since they were looked at last."""
-        for worker in living:
-            now = _figures(worker)
+        for worker, now in living.items():
             seen = self._seen.get(worker.number, PrefixDiskFigures())
             for event, blocks in (
                 ("written", now.written - seen.written),
@@ -230,27 +302,27 @@ def open_keeper(budget: DiskBudget) -> Keeper:
         raise InvalidRequest.of("--prefix-disk-folder", str(refused)) from refused
 
 
-def _with_disk(workers: Iterable[Worker]) -> list[Worker]:
-    """Return the workers that are ready and keep something on disk."""
-    return [
-        worker
+def _with_disk(
+    workers: Iterable[Worker], *, stopping: bool = False
+) -> dict[Worker, PrefixDiskFigures]:
+    """Return the workers that are ready, or being stopped, and what they keep on disk."""
+    return {
+        worker: figures.prefix_disk
         for worker in workers
         if worker.ready_s is not None
-        and not worker.stopping
+        and worker.stopping == stopping
         and worker.link is not None
-        and worker.figures is not None
-        and worker.figures.prefix_disk is not None
-    ]
+        and (figures := worker.figures) is not None
+        and figures.prefix_disk is not None
+    }
 
 
-def _figures(worker: Worker) -> PrefixDiskFigures:
-    assert worker.figures is not None, "it has spoken"
-    assert worker.figures.prefix_disk is not None, "of what it has on disk"
-    return worker.figures.prefix_disk
+def _names_of(folder: FormFolder) -> set[str]:
+    return {folder.about.model, folder.about.digest} - {""}
 
 
-def _as_folder(worker: Worker) -> FormFolder:
-    figures, own = _figures(worker), worker.figures
+def _as_folder(worker: Worker, figures: PrefixDiskFigures) -> FormFolder:
+    own = worker.figures
     assert own is not None, "it has spoken"
     about = About(
         model=worker.name,

@@ -188,23 +188,29 @@ class ModelService:
         self, request: model_pb2.DropPrefixesRequest, context: Context
     ) -> model_pb2.DropPrefixesResponse:
         """Remove what is on disk of prompts. Nothing goes unless it is named, or all is."""
-        keeper = _check_keeper(self._keeper)
+        keeper = _check_keeper(self._keeper, "model" if request.model else "all")
         if bool(request.model) == request.all:
             raise InvalidRequest.of("model", "name one, or all: nothing is dropped otherwise")
-        digest = ""
+        names: frozenset[str] | None = None
         if request.model:
             name, digest = await self._find_kept(keeper, request.model)
             _check_key(name, request.model)
+            # By its name also what other weights have left that were called so.
+            names = frozenset({digest} if request.model == digest else {name, digest}) - {""}
         else:
             _check_key("*")  # no model's name: a key for some models alone is refused
-        dropped = await keeper.drop(digest, self._runtime.workers.live())
+        workers = self._runtime.workers
+        dropped = await keeper.drop(names, workers.live())
+        # Accounts are by the workers' word: whoever asks next sees what is left.
+        await workers.refresh(workers.live(), wait_s=config.STATUS_POLL_S)
         return model_pb2.DropPrefixesResponse(blocks=dropped.blocks, bytes=dropped.nbytes)
 
     async def VerifyPrefixes(
         self, request: model_pb2.VerifyPrefixesRequest, context: Context
     ) -> AsyncGenerator[model_pb2.VerifyPrefixesResponse, None]:
         """Check every file on disk, and tell what was found, folder by folder."""
-        async with aclosing(_check_keeper(self._keeper).verify()) as checks:
+        _check_key("*")  # it reads, and tells of, all models: as above
+        async with aclosing(_check_keeper(self._keeper, "prefix_disk").verify()) as checks:
             async for findings in checks:
                 yield model_pb2.VerifyPrefixesResponse(
                     form=findings.form,
@@ -249,10 +255,10 @@ class ModelService:
         return report_to_pb(fit_report, ref, names)
 
 
-def _check_keeper(keeper: Keeper | None) -> Keeper:
+def _check_keeper(keeper: Keeper | None, field: str) -> Keeper:
     """Return what keeps prompts on disk; raises InvalidRequest where nothing does."""
     if keeper is None:
-        raise InvalidRequest.of("model", "nothing is kept on disk: serve with --prefix-disk")
+        raise InvalidRequest.of(field, "nothing is kept on disk: serve with --prefix-disk")
     return keeper
 
 

@@ -94,12 +94,13 @@ class StatusService:
         if keeper is None:
             return None
         folders = keeper.accounts(self._runtime.workers.live())
-        largest = sorted(folders, key=lambda folder: -folder.nbytes)[: config.PREFIX_FOLDERS_SHOWN]
+        by_size = sorted(folders, key=lambda folder: -folder.nbytes)
+        largest = {folder.form for folder in by_size[: config.PREFIX_FOLDERS_SHOWN]}
         return status_pb2.PrefixStore(
             path=str(keeper.budget.folder),
             budget_bytes=keeper.budget.nbytes,
             bytes=sum(folder.nbytes for folder in folders),
-            folders=[_folder_to_pb(folder) for folder in folders if folder in largest],
+            folders=[_folder_to_pb(folder) for folder in folders if folder.form in largest],
         )
 
     async def read(self, digest: str = "") -> status_pb2.Status:
@@ -146,7 +147,7 @@ class StatusService:
 
 def _folder_to_pb(folder: FormFolder) -> status_pb2.PrefixFolder:
     about = folder.about
-    used = None if folder.is_held and not folder.last_s else timestamp_to_pb(folder.last_s)
+    used = timestamp_to_pb(folder.last_s) if folder.last_s else None
     return status_pb2.PrefixFolder(
         form=folder.form,
         model=about.model,

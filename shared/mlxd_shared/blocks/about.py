@@ -9,7 +9,6 @@ Invariants:
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
@@ -18,6 +17,9 @@ TEXT_CHARS_MAX = 1024
 
 BLOCK_ASSUMED_S = 0.25
 """What computing a block is taken to need where nobody has measured: 1,000 tokens a second."""
+
+BLOCK_S_MAX = 3600.0
+"""More than any block takes: whoever says so has measured nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,4 +78,4 @@ def _seconds(stated: Mapping[str, object], name: str) -> float:
     value = stated.get(name)
     if not isinstance(value, int | float) or isinstance(value, bool):
         return BLOCK_ASSUMED_S
-    return float(value) if math.isfinite(value) and value > 0 else BLOCK_ASSUMED_S
+    return float(value) if 0 < value <= BLOCK_S_MAX else BLOCK_ASSUMED_S

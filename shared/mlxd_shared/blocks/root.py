@@ -89,17 +89,18 @@ class RootFolder:
         with self._open(form) as folder_fd:
             if folder_fd is None:
                 return FormFolder(form)
-            about, index, last_s = read_about(folder_fd), BlockIndex(), 0.0
+            about, index, last_s, now_s = read_about(folder_fd), BlockIndex(), 0.0, clock()
             for entry in list_entries(folder_fd):
                 index.add(entry)
-                last_s = max(last_s, entry.last_s)
+                # One from the future, after a clock was put back, says nothing of its use.
+                last_s = max(last_s, min(entry.last_s, now_s))
             return FormFolder(
                 form,
                 about,
                 blocks=len(index),
                 nbytes=index.nbytes,
                 last_s=last_s,
-                least_worth=index.least_worth(clock()) * about.block_s if len(index) else 0.0,
+                least_worth=index.least_worth(now_s) * about.block_s if len(index) else 0.0,
                 is_held=_is_held(folder_fd),
             )
 
@@ -128,8 +129,11 @@ class RootFolder:
                     folder.remove_itself()
                 return sum(entry.nbytes for entry in victims)
 
-    def verify(self, form: str) -> Findings:
-        """Read every file of a folder, remove those that are no sound blocks, and say what was."""
+    def verify(self, form: str, *, until: Callable[[], bool] = lambda: False) -> Findings:
+        """Read every file of a folder, remove those that are no sound blocks, and say what was.
+
+        until: what tells that nobody wants to know any more; the rest is left unread then.
+        """
         findings = Findings(form)
         with self._open(form) as folder_fd:
             if folder_fd is None:
@@ -138,6 +142,8 @@ class RootFolder:
             folder = BlockFolder(self.path / form, os.dup(folder_fd), os.dup(folder_fd))
             with contextlib.closing(folder):
                 for entry in list_entries(folder_fd):
+                    if until():
+                        break
                     try:
                         raw = folder.read(entry, nbytes_max=FILE_NBYTES_MAX)
                         decode_any(raw, form_digits=form.partition("-")[2], wanted=entry.id)

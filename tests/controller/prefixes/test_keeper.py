@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,9 +11,11 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
+from mlxd_controller.core.state import Model
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.prefixes.division import STEPS_OF_BUDGET
 from mlxd_controller.prefixes.keeper import Keeper, open_keeper
+from mlxd_controller.runtime.changes import Changes
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.settings import DiskBudget
 from mlxd_models.fit.planner import plan_load
@@ -23,6 +26,7 @@ from mlxd_shared.domain.figures import PrefixDiskFigures, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec
 from tests.fakes.workers import FakeLink, FakeProcess, LinkScript
 from tests.shared.blocks.made_blocks import chain_of, files_in, open_blocks
+from tests.support.cli import LIMIT_S
 from tests.support.model_facts import device, facts
 
 BUDGET = 1 << 20
@@ -37,10 +41,12 @@ class DiskLink(FakeLink):
         super().__init__(FakeProcess(1, "i"), LinkScript(), "d")
         self.shares: list[int] = []
         self.problem: MlxdError | None = None
+        self.order = asyncio.Event()
 
     async def share_disk(self, nbytes: int, *, timeout_s: float) -> None:
         """Note the share."""
         self.shares.append(nbytes)
+        self.order.set()
         if self.problem is not None:
             raise self.problem
 
@@ -114,9 +120,77 @@ async def test_an_old_word_gives_nothing_twice(kept: Kept) -> None:
 
 @pytest.mark.asyncio
 async def test_an_order_that_fails_may_have_come_true(kept: Kept) -> None:
-    """A worker that does not answer counts as if it had; the next round goes on all the same."""
+    """A worker that does not answer counts as if it had; the order is repeated until it does."""
     kept.link.problem = ShuttingDown()
     await kept.share_out()
+    kept.link.problem = None
+    await kept.share_out()
+    await kept.share_out()
+    assert kept.link.shares == [STEP, STEP]
+
+
+@pytest.mark.asyncio
+async def test_a_drop_that_is_cut_short_takes_no_share(kept: Kept) -> None:
+    """Whoever asked for a drop may leave in the middle: the worker is given its share again."""
+    await kept.share_out()
+    kept.say(nbytes=77, blocks=2, budget_nbytes=STEP)
+    kept.link.problem = ShuttingDown()
+    with pytest.raises(ShuttingDown):
+        await kept.keeper.drop(None, [kept.worker])
+    kept.link.problem = None
+    kept.say(nbytes=0, blocks=0, budget_nbytes=0)
+    await kept.share_out()
+    assert kept.link.shares == [STEP, 0, STEP]
+
+
+@pytest.mark.asyncio
+async def test_a_worker_that_is_being_stopped_keeps_its_share(kept: Kept, tmp_path: Path) -> None:
+    """It still writes: what it may take is given to nobody else before it has ended."""
+    folder = tmp_path / "prefixes"
+    store = open_blocks(folder)
+    (form,) = [path.name for path in folder.glob("v*")]
+    before = Worker(2, "e", "b", "/b", kept.worker.plan, "j", 0.0, link=DiskLink(), ready_s=0.0)
+    disk = PrefixDiskFigures(form=form, budget_nbytes=BUDGET)
+    before.note_figures(WorkerFigures(prefix_disk=disk), 0.0)
+    before.stopping = True
+    await kept.keeper.share_out([before, kept.worker], kept.metrics)
+    assert kept.link.shares == []
+    store.close()
+    await kept.share_out()
+    assert kept.link.shares == [STEP]
+
+
+@pytest.mark.asyncio
+async def test_a_worker_has_its_share_once_it_is_ready(kept: Kept) -> None:
+    """A model may be unloaded a moment after its load: its worker waits for no round."""
+    changes, living = Changes(), list[Worker]()
+    round_end, looks = asyncio.Event(), itertools.count()
+
+    def workers() -> list[Worker]:
+        if next(looks):  # the first round is over
+            round_end.set()
+        return living
+
+    running = asyncio.create_task(kept.keeper.run(workers, kept.metrics, changes, poll_s=LIMIT_S))
+    async with asyncio.timeout(LIMIT_S / 2):
+        await round_end.wait()
+        living.append(kept.worker)
+        changes.publish(None, Model("d", "m", "/m", facts(10), keep_alive_s=0.0))
+        await kept.link.order.wait()
+    running.cancel()
+    assert kept.link.shares == [STEP]
+
+
+@pytest.mark.asyncio
+async def test_a_word_that_changes_in_a_round_ends_nothing(kept: Kept) -> None:
+    """A worker may say, while a round waits for the disk, that it keeps nothing any more."""
+    figures = kept.worker.figures
+    assert figures is not None
+    sharing = asyncio.create_task(kept.share_out())
+    await asyncio.sleep(0)
+    kept.worker.note_figures(replace(figures, prefix_disk=None), 0.0)
+    await sharing
+    assert kept.link.shares == [STEP]
     await kept.share_out()
     assert kept.link.shares == [STEP]
 
@@ -172,14 +246,27 @@ async def test_dropping_one_model_leaves_others(kept: Kept, tmp_path: Path) -> N
     nbytes = fill(folder, 3)
     await kept.share_out()
     kept.say(nbytes=77, blocks=2, budget_nbytes=STEP)
-    dropped = await kept.keeper.drop("d", [kept.worker])
+    dropped = await kept.keeper.drop(frozenset({"d"}), [kept.worker])
     assert (dropped.blocks, dropped.nbytes) == (2, 77)
     assert kept.link.shares == [STEP, 0, STEP]
     assert len(files_in(folder)) == 3
-    dropped = await kept.keeper.drop("digest of old", [kept.worker])
+    dropped = await kept.keeper.drop(frozenset({"digest of old"}), [kept.worker])
     assert (dropped.blocks, dropped.nbytes) == (3, nbytes)
     assert files_in(folder) == []
     assert len(kept.link.shares) == 3
+
+
+@pytest.mark.asyncio
+async def test_what_cannot_be_dropped_is_said(kept: Kept, tmp_path: Path) -> None:
+    """Prompts that another process has stay: that is no success, and the rest is gone."""
+    folder = tmp_path / "prefixes"
+    fill(folder, 3)
+    held = open_blocks(folder)
+    with pytest.raises(InvalidRequest, match=r"a process has some of it.*old"):
+        await kept.keeper.drop(None, [])
+    assert len(files_in(folder)) == 3
+    held.close()
+    assert (await kept.keeper.drop(frozenset({"old"}), [])).blocks == 3
 
 
 @pytest.mark.asyncio
@@ -207,7 +294,7 @@ async def test_who_stops_reading_findings_holds_nobody_up(kept: Kept, tmp_path: 
     assert (await anext(checking)).sound == 1
     await kept.share_out()
     assert [findings.sound async for findings in kept.keeper.verify()] == [1]
-    assert (await kept.keeper.drop("", [kept.worker])).blocks == 1
+    assert (await kept.keeper.drop(None, [kept.worker])).blocks == 1
     await checking.aclose()
 
 

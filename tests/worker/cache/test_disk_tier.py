@@ -242,6 +242,31 @@ def test_a_smaller_budget_is_kept_to_at_once(make_tier: MakeTier) -> None:
     assert tier.store.nbytes == before
 
 
+def test_an_order_is_answered_once_it_holds(tmp_path: Path) -> None:
+    """One that arrives while the one before is carried out waits for its own files to go."""
+    late: list[int] = []
+    orders: list[int] = []
+    done = threading.Event()
+
+    def note() -> None:
+        late.append(tier.store.budget_nbytes)
+        done.set()
+
+    def clock() -> float:
+        if orders:
+            tier.set_budget(orders.pop(), note)
+        return 0.0
+
+    tier = BlockTier(open_blocks(tmp_path / "b", clock=clock))
+    write_all(tier)
+    before = tier.store.nbytes
+    orders.append(before // 4)
+    tier.set_budget(before // 2, lambda: None)
+    assert done.wait(WAIT_S)
+    tier.close(timeout_s=WAIT_S)
+    assert late == [before // 4]
+
+
 def test_a_tier_that_has_ended_lets_nobody_wait(make_tier: MakeTier) -> None:
     """An order after the end, or one that the end overtakes, is answered all the same."""
     tier = make_tier()

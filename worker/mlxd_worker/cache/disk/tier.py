@@ -231,7 +231,8 @@ class BlockTier:
                     return
                 block = self._writes[0] if self._writes else None
                 budget_nbytes, self._budget_nbytes = self._budget_nbytes, None
-            self._keep_house(budget_nbytes)
+                ordered = len(self._applied)
+            self._keep_house(budget_nbytes, ordered)
             if block is None:
                 continue
             started_s = self.clock()
@@ -252,20 +253,25 @@ class BlockTier:
     def _until_survey_s(self) -> float:
         return max(self._survey_at_s - self.clock(), WAIT_S)
 
-    def _keep_house(self, budget_nbytes: int | None) -> None:
-        """Keep to a new budget, and look at what is there, where either is due."""
+    def _keep_house(self, budget_nbytes: int | None, ordered: int) -> None:
+        """Keep to a new budget, and look at what is there, where either is due.
+
+        ordered: how many orders that is the last of; a later one is not told yet.
+        """
         if budget_nbytes is not None:
             self.store.set_budget(budget_nbytes)
-            self._tell_applied()
+            self._tell_applied(ordered)
         began_s = self.clock()
         if began_s >= self._survey_at_s:
             self.store.survey()
             took_s = self.clock() - began_s
             self._survey_at_s = self.clock() + max(SURVEY_S, SURVEY_SPARE * took_s)
 
-    def _tell_applied(self) -> None:
+    def _tell_applied(self, count: int | None = None) -> None:
+        """Tell those who gave the first `count` orders, or all of them."""
         with self._change:
-            applied, self._applied = self._applied, []
+            applied = self._applied[:count]
+            del self._applied[:count]
         for tell in applied:
             tell()
 

@@ -2,7 +2,8 @@
 
 Invariants:
 - A server that keeps prompts in the folder is asked, and does what is to be done; without one, or
-  where it keeps none, the folder is looked at here, under the lock that a server would have.
+  where it keeps none, or keeps them in another folder than the one that was named, the folder is
+  looked at here, under the lock that a server would have.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ Folder: TypeAlias = Annotated[
     typer.Option(
         metavar="FOLDER",
         envvar="MLXD_PREFIX_DISK_FOLDER",
-        help="Where prompts are kept, if no server has them."
+        help="Where prompts are kept, if that is not the server's folder."
         f"  [default: {PREFIX_DISK_FOLDER_DEFAULT}]",
         show_default=False,
     ),
@@ -101,7 +102,7 @@ async def drop(
     where: Server,
 ) -> ExitCode:
     """Remove what is kept on disk of a model's prompts, or of all."""
-    async with _serving(where) as client:
+    async with _serving(where, prefix_disk_folder) as client:
         if client is None:
             dropped = _drop_here(prefix_disk_folder, model)
         elif model is None:
@@ -121,7 +122,7 @@ async def verify(
     *, prefix_disk_folder: Folder = None, as_json: o.Json = False, where: Server
 ) -> ExitCode:
     """Read every file, and remove those that are damaged. Fails if any was."""
-    async with _serving(where) as client:
+    async with _serving(where, prefix_disk_folder) as client:
         if client is None:
             findings = _verify_here(prefix_disk_folder)
         else:
@@ -142,8 +143,11 @@ def _tell(one: VerifiedPrefixes) -> None:
 
 
 @contextlib.asynccontextmanager
-async def _serving(where: Server) -> AsyncIterator[Client | None]:
-    """Yield a client of the server that keeps prompts on disk; None where there is none."""
+async def _serving(where: Server, folder: Path | None) -> AsyncIterator[Client | None]:
+    """Yield a client of the server that keeps prompts on disk; None where there is none.
+
+    folder: the one that was named: a server that has another one is not meant.
+    """
     async with where.client() as client:
         try:
             status = await client.status()
@@ -151,12 +155,14 @@ async def _serving(where: Server) -> AsyncIterator[Client | None]:
             if not is_unreachable(error):
                 raise
             status = None
-        yield None if status is None or status.prefix_store is None else client
+        store = None if status is None else status.prefix_store
+        named = None if folder is None else str(prefix_folder(folder, os.environ))
+        yield None if store is None or named not in (None, store.path) else client
 
 
 async def _read(where: Server, folder: Path | None) -> PrefixStore:
     """Return what is kept, by a server's word or by the folder itself."""
-    async with _serving(where) as client:
+    async with _serving(where, folder) as client:
         if client is not None:
             store = (await client.status()).prefix_store
             if store is not None:

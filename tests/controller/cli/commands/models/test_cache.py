@@ -93,6 +93,17 @@ async def test_what_a_worker_has_stays(folder: Path) -> None:
     assert len(files_in(folder)) == 3
 
 
+@pytest.mark.asyncio
+async def test_a_server_with_another_folder_is_not_asked(folder: Path) -> None:
+    """A folder that is named is the one that is emptied, and never a server's other one."""
+    async with serving(Answers(statuses=[keeping()])) as fake:
+        named = ("--prefix-disk-folder", str(folder))
+        dropped = await mlxd("--address", fake.address, "cache", "drop", *named)
+        assert dropped.out.startswith("3 files removed")
+        assert not any(isinstance(each, model_pb2.DropPrefixesRequest) for each in fake.requests)
+    assert files_in(folder) == []
+
+
 def keeping() -> status_pb2.Status:
     """Return what a server says that keeps prompts on disk."""
     folder = status_pb2.PrefixFolder(
