@@ -35,7 +35,7 @@ PATH={path} exec {compiler} "$@"
 """
 
 
-def compile_in(folder: Path, limit_s: float = TIMEOUT_S, **variables: str) -> str | None:
+def compile_in(folder: Path, *, limit_s: float = TIMEOUT_S, **variables: str) -> str | None:
     """Return why the hook could not compile the sources in `folder`, or None."""
     done = subprocess.run(
         [sys.executable, "-c", HOOK, str(folder), str(limit_s)],
@@ -48,9 +48,10 @@ def compile_in(folder: Path, limit_s: float = TIMEOUT_S, **variables: str) -> st
     return problem
 
 
-def without_compiler(index: Path) -> dict[str, str]:
-    """Return variables with which there is no compiler, and of all wheels only those in `index`."""
-    return {"PATH": str(index), "CC": "", "PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(index)}
+def compile_without_compiler(folder: Path, index: Path) -> str | None:
+    """Do the same where there is no compiler, and of all wheels only those in `index`."""
+    where = str(index)
+    return compile_in(folder, PATH=where, CC="", PIP_NO_INDEX="1", PIP_FIND_LINKS=where)
 
 
 def write_script(path: Path, *lines: str) -> str:
@@ -111,13 +112,13 @@ def test_without_a_compiler_one_is_fetched(sources: Path, tmp_path: Path) -> Non
     """No `cc` on PATH: the one in a wheel compiles, for any processor of the kind."""
     index = tmp_path / "index"
     write_zig_wheel(index)
-    assert compile_in(sources, **without_compiler(index)) is None
+    assert compile_without_compiler(sources, index) is None
     assert source_digest(sources).encode() in (sources / LIBRARY).read_bytes()
 
 
 def test_where_none_can_be_fetched_there_is_no_library(sources: Path, tmp_path: Path) -> None:
     """An index without a compiler fails no installation."""
-    problem = compile_in(sources, **without_compiler(tmp_path))
+    problem = compile_without_compiler(sources, tmp_path)
     assert problem is not None
     assert problem.startswith("no C compiler, and ziglang cannot be fetched: ")
     assert not (sources / LIBRARY).exists()
@@ -145,7 +146,7 @@ def test_a_compiler_that_does_not_end_is_ended(sources: Path, tmp_path: Path) ->
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     slow = write_script(tmp_path / "slow", f"exec 3>{pipe}", "sleep 600 & wait")
-    assert compile_in(sources, 2.0, CC=slow) == f"{slow} has not ended after 2.0 s"
+    assert compile_in(sources, limit_s=2.0, CC=slow) == f"{slow} has not ended after 2.0 s"
     os.set_blocking(reader, True)
     with os.fdopen(reader, "rb", buffering=0) as ended:
         assert ended.read(1) == b""  # nobody has it open for writing
