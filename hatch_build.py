@@ -1,22 +1,30 @@
 """Builds the kernels for products of few rows into the wheel, where something can compile C.
 
 `cc` (or what CC names) does it; where there is no C compiler on Linux, `ziglang`, a compiler in a
-wheel, is asked for at build time. Without either, or with MLXD_BUILD_PRODUCTS=off, the wheel holds
-no library, a worker multiplies with OpenBLAS alone, and its status says so.
+wheel, is fetched for the time of the build. Without either, or with MLXD_BUILD_PRODUCTS=off, the
+wheel holds no library, a worker multiplies with OpenBLAS alone, and its status says so.
+
+Invariants
+- Nothing that goes wrong here fails an installation, and each step has a time limit. This is why
+  `ziglang` is no build requirement: pip fails where its index does not have one.
+- What is put into a wheel can be loaded where it was built, and runs on older processors.
 """
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import os
 import platform
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import sysconfig
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
@@ -25,16 +33,14 @@ NATIVE = "worker/mlxd_worker/machine/native"
 LIBRARY = "libmlxd_products.so"
 FLAGS = ("-O3", "-std=gnu11", "-fPIC", "-shared", "-fvisibility=hidden", "-pthread")
 MACHINES = ("x86_64", "aarch64")
-COMPILE_TIMEOUT_S = 120
+COMPILE_TIMEOUT_S = 40
+FETCH_TIMEOUT_S = 30
 ZIG = "ziglang>=0.13,<0.18"
+ZIG_FLAGS = ("cc", "-mcpu=baseline")  # it takes the build machine's own instructions otherwise
 
 
 class BuildHook(BuildHookInterface[Any]):
     """Compiles before the wheel is put together, editable ones too."""
-
-    def dependencies(self) -> list[str]:
-        """Ask for a compiler where there is none."""
-        return [] if not wants_kernels() or compiler() else [ZIG]
 
     def initialize(self, version: str, build_data: dict[str, Any]) -> None:  # noqa: ARG002
         """Compile, and mark the wheel as this platform's where that worked."""
@@ -71,34 +77,63 @@ def compile_products(folder: Path) -> str | None:
     A process that has an old one open keeps it: the new one is renamed into its place. An old one
     goes where no new one can be made.
     """
-    library, digest = folder / LIBRARY, source_digest(folder)
-    if library.exists() and digest.encode() in library.read_bytes():
-        return None
-    scratch = folder / f".{LIBRARY}.{os.getpid()}"
-    problem = _compile(folder / "products.c", scratch, digest)
-    if problem is None:
-        scratch.replace(library)
-    else:
-        scratch.unlink(missing_ok=True)
-        library.unlink(missing_ok=True)
+    library, scratch = folder / LIBRARY, folder / f".{LIBRARY}.{os.getpid()}"
+    try:
+        digest = source_digest(folder)
+        if library.exists() and digest.encode() in library.read_bytes() and not _fault(library):
+            return None  # else of other sources, or of another machine
+        problem = _compile(folder / "products.c", scratch, digest) or _fault(scratch)
+        if problem is None:
+            scratch.replace(library)
+            return None
+    except OSError as error:
+        problem = str(error)
+    for path in (scratch, library):
+        with suppress(OSError):  # of a read-only tree; a worker does not open an old one
+            path.unlink(missing_ok=True)
     return problem
 
 
 def _compile(source: Path, output: Path, digest: str) -> str | None:
+    arguments = [*FLAGS, f'-DSOURCE_DIGEST="{digest}"', str(source), "-o", str(output)]
     command = compiler()
-    if command is None:
-        if find_spec("ziglang") is None:
-            return "no C compiler"
-        command = [sys.executable, "-m", "ziglang", "cc"]
-    define = f'-DSOURCE_DIGEST="{digest}"'
-    line = [*command, *FLAGS, define, str(source), "-o", str(output)]
+    if command is not None:
+        return _run([*command, *arguments], COMPILE_TIMEOUT_S)
+    with TemporaryDirectory(prefix="mlxd-zig-", ignore_cleanup_errors=True) as folder:
+        pip = [sys.executable, "-I", "-m", "pip", "install", "--quiet", "--no-deps", "--retries=0"]
+        problem = _run([*pip, "--only-binary=:all:", "--target", folder, ZIG], FETCH_TIMEOUT_S)
+        if problem is not None:
+            return f"no C compiler, and ziglang cannot be fetched: {problem}"
+        command = [str(Path(folder, "ziglang", "zig")), *ZIG_FLAGS]
+        return _run([*command, *arguments], COMPILE_TIMEOUT_S, ZIG_GLOBAL_CACHE_DIR=folder)
+
+
+def _run(line: list[str], timeout_s: float, **variables: str) -> str | None:
+    """Run a command; return why it failed, or None. What it started ends with it."""
     try:
-        done = subprocess.run(
-            line, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S, check=False
-        )
-    except (OSError, subprocess.TimeoutExpired) as error:
-        return f"{command[0]} cannot be run: {error}"
-    return f"{command[0]} fails: {done.stderr.strip()[-300:]}" if done.returncode else None
+        with subprocess.Popen(
+            line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, errors="replace",
+            env={**os.environ, **variables}, start_new_session=True,
+        ) as process:  # fmt: skip
+            try:
+                _, words = process.communicate(timeout=timeout_s)
+            finally:
+                if process.poll() is None:
+                    os.killpg(process.pid, signal.SIGKILL)
+    except subprocess.TimeoutExpired:
+        return f"{line[0]} has not ended after {timeout_s} s"
+    except OSError as error:
+        return f"{line[0]} cannot be run: {error}"
+    return f"{line[0]} fails: {words.strip()[-300:]}" if process.returncode else None
+
+
+def _fault(library: Path) -> str | None:
+    """Return why a library cannot be loaded here, or None."""
+    try:
+        ctypes.CDLL(str(library))
+    except OSError as error:
+        return f"it cannot be loaded: {error}"
+    return None
 
 
 def source_digest(folder: Path) -> str:

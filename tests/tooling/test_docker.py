@@ -92,13 +92,19 @@ def test_nobody_is_root(image: str) -> None:
 
 
 def test_a_build_sees_every_package() -> None:
-    """Each folder that the wheel takes a package from is let into a build."""
+    """Each folder that the wheel takes a package from is let into a build, and the wheel's hook.
+
+    Machine code that was made here stays here: an image may be of another kind.
+    """
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     packages = project["tool"]["hatch"]["build"]["targets"]["wheel"]["packages"]
     let_in = IGNORE.read_text(encoding="utf-8").split()
 
     assert packages
     assert {f"!{package.partition('/')[0]}" for package in packages} <= set(let_in)
+    assert "custom" in project["tool"]["hatch"]["build"]["targets"]["wheel"]["hooks"]
+    assert "!hatch_build.py" in let_in
+    assert let_in.index("**/*.so") > let_in.index("!worker")
 
 
 @pytest.mark.parametrize("image", IMAGES)
@@ -175,7 +181,7 @@ def context(folder: Path) -> None:
         if line.startswith("!"):
             source = ROOT / line[1:]
             if source.is_dir():
-                litter = shutil.ignore_patterns("__pycache__")
+                litter = shutil.ignore_patterns("__pycache__", "*.so")
                 shutil.copytree(source, folder / source.name, symlinks=True, ignore=litter)
             else:
                 shutil.copy(source, folder)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import platform
 import shutil
 import sys
 from pathlib import Path
@@ -256,6 +257,36 @@ def test_the_report_says_who_multiplies() -> None:
     foreign = other[run(REPORT, environment()).partition("mlxd's ")[2].split()[0]]
     absent = run(REPORT, environment(**{PRODUCTS_VARIABLE: foreign}))
     assert "OpenBLAS alone: there are no kernels for this processor" in absent
+
+
+def test_without_kernels_for_the_processor_openblas_keeps_its_threads(tmp_path: Path) -> None:
+    """It is told of our pool only where our products stand in front of it."""
+    calls: list[int | None] = []
+    hand_over = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(calls.append)
+    own = ctypes.CDLL(str(shutil.copy(NATIVE / LIBRARY, tmp_path)))  # with a state of its own
+    begin = own["mlxd_products_start"]
+    begin.restype = ctypes.c_char_p
+    behind_it = ctypes.cast(behind()["cblas_sgemm"], ctypes.c_void_p)
+    assert begin(behind_it, hand_over, 1, b"none such") == b""
+    assert not calls
+    assert begin(behind_it, hand_over, 1, b"") != b""
+    assert len(calls) == 1
+
+
+def test_the_best_kernels_that_the_processor_has_are_taken(tmp_path: Path) -> None:
+    """As Linux lists its instructions, without those whose registers it does not keep."""
+    own = ctypes.CDLL(str(shutil.copy(NATIVE / LIBRARY, tmp_path)))  # with a state of its own
+    begin = own["mlxd_products_start"]
+    begin.restype = ctypes.c_char_p
+    behind_it = ctypes.cast(behind()["cblas_sgemm"], ctypes.c_void_p)
+    flags = set(Path("/proc/cpuinfo").read_text(encoding="ascii", errors="replace").split())
+    needs = {b"avx2": {"avx2", "fma"}, b"avx512": {"avx2", "fma", "avx512f", "avx512dq"}}
+    have = [name for name, wanted in needs.items() if wanted <= flags]
+    if platform.machine() == "aarch64":
+        have = [b"neon"]
+    assert begin(behind_it, None, 1, b"") == ([b"", *have])[-1]
+    for name in (*needs, b"neon"):
+        assert begin(behind_it, None, 1, name) == (name if name in have else b"")
 
 
 def test_an_unknown_choice_is_an_error() -> None:

@@ -35,7 +35,7 @@ static struct {
     part_fn *run;
     void *job;
     int parts;
-    int threads; /* that the user allows, the caller's included */
+    _Atomic int threads; /* that the user allows, the caller's included; read without the turn */
     int started; /* of them in this process, the caller's not included */
 } pool = {.turn = PTHREAD_MUTEX_INITIALIZER, .threads = 1};
 

@@ -1,4 +1,4 @@
-/* cblas_sgemm for few rows, at the speed at which memory gives the weights.
+/* cblas_sgemm for few rows, made to take the time in which memory gives the weights.
 
    Stands in front of an OpenBLAS, which computes whatever is not for here: more rows, transposed
    rows, columns first, other types. Each weight is read once from memory and meets all rows in
@@ -65,6 +65,7 @@ static _Atomic int off;
         #isa, most, floats, __VA_ARGS__, ROWS(dots, isa), ROWS(axes, isa), column_##isa}
 
 #if defined(__x86_64__)
+#include <cpuid.h>
 #include <immintrin.h>
 #define NAME(x) x##_avx2
 #define TARGET __attribute__((target("avx2,fma")))
@@ -130,16 +131,34 @@ TABLE(avx512, 32, 16, 4, {0, 8, 8, 4, 4});
 TABLE(neon, 16, 4, 4, {0, 8, 8, 4, 4});
 #endif
 
+#if defined(__x86_64__)
+/* Say whether there are AVX2 with FMA, and AVX-512 with its F and DQ, and whether the operating
+   system keeps their registers (CPUID and XGETBV, Intel's manual, volume 1, 14.3 and 15.2). Not by
+   __builtin_cpu_supports: what ziglang 0.17 links for that denies everything. */
+static void ask_processor(int here[2])
+{
+    const unsigned fma_xsave_avx = 1u << 12 | 1u << 27 | 1u << 28, avx2_bit = 1u << 5;
+    const unsigned avx512_bits = 1u << 16 | 1u << 17, ymm = 0x06, zmm = 0xe6;
+    unsigned a, b, c, d, kept, upper;
+    here[0] = here[1] = 0;
+    if (!__get_cpuid(1, &a, &b, &c, &d) || (c & fma_xsave_avx) != fma_xsave_avx)
+        return;
+    __asm__ volatile("xgetbv" : "=a"(kept), "=d"(upper) : "c"(0));
+    if (!__get_cpuid_count(7, 0, &a, &b, &c, &d))
+        return;
+    here[0] = (kept & ymm) == ymm && (b & avx2_bit) != 0;
+    here[1] = here[0] && (kept & zmm) == zmm && (b & avx512_bits) == avx512_bits;
+}
+#endif
+
 /* Return the tiles of an instruction set, of the best one for "", or none where it is not here. */
 static const struct tiles *tiles_for(const char *name)
 {
     const struct tiles *best = NULL, *named = NULL;
 #if defined(__x86_64__)
-    __builtin_cpu_init();
     const struct tiles *all[] = {&avx2, &avx512};
     int here[2];
-    here[0] = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
-    here[1] = here[0] && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq");
+    ask_processor(here);
 #elif defined(__aarch64__)
     const struct tiles *all[] = {&neon};
     int here[] = {1};
@@ -220,16 +239,17 @@ cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const f
 }
 
 /* Stand in front of `next`, with so many threads; run OpenBLAS's jobs on them too where `hand_over`
-   is its openblas_set_threads_callback_function. Return the instruction set in use, "" for none. */
+   is its openblas_set_threads_callback_function. Return the instruction set in use, or "" for none;
+   OpenBLAS keeps its own threads then. */
 __attribute__((visibility("default"))) const char *
 mlxd_products_start(sgemm_fn *next, void (*hand_over)(blas_runner *), int threads, const char *isa)
 {
     if (next_sgemm == NULL)
         pthread_atfork(before_fork, after_fork, after_fork_in_child);
-    pool.threads = threads < THREADS_MAX ? threads : THREADS_MAX;
+    pool.threads = threads < 1 ? 1 : threads < THREADS_MAX ? threads : THREADS_MAX;
     next_sgemm = next;
     tiles = tiles_for(isa);
-    if (hand_over != NULL)
+    if (hand_over != NULL && tiles != NULL)
         hand_over(pool_run_blas);
     return tiles == NULL ? "" : tiles->name;
 }
