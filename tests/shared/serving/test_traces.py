@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import grpc
 import pytest
 
@@ -71,7 +73,8 @@ async def test_a_method_that_there_is_not_has_no_span() -> None:
         serving(Answers(), tracer=kept.tracer) as fake,
         grpc.aio.insecure_channel(fake.address) as channel,
     ):
+        made_up: Any = channel.unary_unary("/mlxd.v1.InferenceService/MadeUp")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await channel.unary_unary("/mlxd.v1.InferenceService/MadeUp")(b"")
+            await made_up(b"")
     assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     assert kept.spans == ()
