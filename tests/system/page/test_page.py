@@ -17,7 +17,7 @@ from tests.support.browser import (
     open_page,
     violations,
 )
-from tests.support.chat_template import write_template
+from tests.support.chat_template import write_bare_demo, write_template
 from tests.support.cli import mlxd
 from tests.support.gateways import Web, serve_web
 from tests.support.served import serve
@@ -31,11 +31,12 @@ expect.set_options(timeout=30_000)
 
 @pytest.fixture(name="models", scope="module")
 def write_models(tmp_path_factory: pytest.TempPathFactory) -> tuple[str, ...]:
-    """Options for the built-in model, as it is and with a chat's template."""
-    folder = tmp_path_factory.mktemp("models") / "chatty"
-    shutil.copytree(DEMO, folder)
+    """Options for the built-in model, without a chat's template and with a plain one."""
+    folder = tmp_path_factory.mktemp("models")
+    shutil.copytree(DEMO, folder / "chatty")
     template = "{% for m in messages %}{{ m.content }} {% endfor %}"
-    return ("--model", f"demo={DEMO}", "--model", f"chatty={write_template(folder, template)}")
+    chatty = write_template(folder / "chatty", template)
+    return ("--model", f"demo={write_bare_demo(folder / 'bare')}", "--model", f"chatty={chatty}")
 
 
 def controller_of(web: Web) -> Client:
@@ -136,6 +137,8 @@ async def test_what_was_begun_is_shown_to_who_comes_later(
             await view(page, "Log")
             await page.get_by_role("combobox", name="Model").select_option("demo")
             await expect(page.get_by_role("log")).to_contain_text("listening")
+            # One text of 2000 lines: a screen reader would read all of it again for each new line.
+            await expect(page.get_by_role("log")).to_have_attribute("aria-live", "off")
             assert not await is_too_wide(page)
 
             await view(page, "Chat")
