@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
 from typing import TypeVar
 
@@ -131,12 +131,19 @@ def _spec_of(body: r.FitRequest | r.LoadRequest) -> LoadSpec:
     )
 
 
+def _route_stream(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    """Return a route without HEAD: its answer would go on, unseen, and notice no client's end."""
+    route = Route(path, endpoint)
+    route.methods = {"GET"}
+    return route
+
+
 ROUTES = (
     *(Route(path, send_file) for path in FILES),
     Route("/page/api/session", show_session),
     Route("/page/api/models", list_models),
-    Route("/page/api/watch", watch),
-    Route("/page/api/logs", follow_logs),
+    _route_stream("/page/api/watch", watch),
+    _route_stream("/page/api/logs", follow_logs),
     Route("/page/api/load", load, methods=["POST"]),
     Route("/page/api/fit", fit, methods=["POST"]),
     Route("/page/api/unload", unload, methods=["POST"]),

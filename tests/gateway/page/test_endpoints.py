@@ -240,6 +240,15 @@ async def test_a_stream_that_never_begins_holds_no_place() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["watch", "logs?model=demo"])
+async def test_a_stream_has_no_head_alone(path: str) -> None:
+    """Nothing would ever be written, so that nobody's going would be noticed."""
+    async with serving(Answers(statuses=[status()])) as fake, gateway_over(fake.address) as web:
+        assert (await web.http.head(f"/page/api/{path}")).status_code == 405
+        assert fake.requests == []
+
+
+@pytest.mark.asyncio
 async def test_a_reader_that_goes_ends_the_watch() -> None:
     """The controller's call is cancelled, and its place is free again."""
     answers = Answers(statuses=[status()], models=[model()], hold=True)
