@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from mlxd_gateway.common.failures import Failure, FailureKind
-from mlxd_gateway.page.files import FILES
+from mlxd_gateway.page.files import FILES, ROOT
 from mlxd_shared import config
 from mlxd_shared.security.bearer import REFUSAL
 from mlxd_shared.security.keys import hash_of
@@ -24,6 +24,9 @@ from mlxd_shared.security.tokens import HEADER, Token, secret_in
 
 OPEN_PATHS = frozenset({"/", "/health", *FILES})
 """What needs no credentials: whether it serves, and the page, which asks its reader for a key."""
+_PAGE_API = f"{ROOT}api/"
+_OTHER_SITES = ("cross-site", "same-site")
+"""What browsers say (Fetch Metadata) of a request that a page of another origin has caused."""
 _BEARER = re.compile(rf"Bearer [!-~]{{1,{config.TOKEN_CHARS_MAX}}}", re.IGNORECASE)
 
 
@@ -43,7 +46,7 @@ class Door:
     def refuse(self, scope: Scope, headers: Headers) -> Failure | None:
         """Return why a request is not let in; None: it is."""
         if self.token is None and not self.passes_keys:
-            return self._refuse_page(headers)
+            return self._refuse_page(scope, headers)
         if scope["path"] in OPEN_PATHS or scope["method"] == "OPTIONS":
             return None
         header = credentials_in(headers)
@@ -60,7 +63,7 @@ class Door:
         """Return what tells a key's requests from another's; empty where requests carry none."""
         return "".join(hash_of(secret_in(header)) for _, header in self.pass_on(headers))
 
-    def _refuse_page(self, headers: Headers) -> Failure | None:
+    def _refuse_page(self, scope: Scope, headers: Headers) -> Failure | None:
         """Refuse what a page of a stranger has sent."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if self.local and not is_local_name(host, self.origins):
@@ -68,6 +71,11 @@ class Door:
             return Failure(FailureKind.FORBIDDEN, message)
         if is_foreign(origin, host, self.origins):
             message = f"Origin: {origin!r:.200} is no page that was named by --http-origin"
+            return Failure(FailureKind.FORBIDDEN, message)
+        # An image's or a script's request has no Origin, and a watch would take up a place.
+        site = headers.get("sec-fetch-site", "")
+        if origin is None and site in _OTHER_SITES and scope["path"].startswith(_PAGE_API):
+            message = f"Sec-Fetch-Site: {site} is no request of the page's own"
             return Failure(FailureKind.FORBIDDEN, message)
         return None
 

@@ -32,6 +32,9 @@ from mlxd_shared.security.bearer import Refusals
 _ID = re.compile(rf"[!-~]{{1,{config.REQUEST_ID_CHARS_MAX}}}")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{0,200})?")
 _TRACESTATE = re.compile(r"[ -~]{1,512}")
+_METHODS = frozenset({"DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT"})
+_OTHER = "_OTHER"
+"""What OpenTelemetry calls a method that is none of HTTP's: a client may make up a long one."""
 _log = get_logger("gateway")
 
 
@@ -84,7 +87,7 @@ class Edge:
         trace = _trace(headers)
         span = None
         if self._tracer is not None and failure is None:
-            span = self._tracer.begin(scope["method"], trace)
+            span = self._tracer.begin(_method(scope), trace)
             trace = span.headers
         marked = call_headers.set((*trace, *self._door.pass_on(headers)))
         try:
@@ -149,10 +152,10 @@ def _end(span: Span, scope: Scope, sender: _Sender) -> None:
     Its name has the path where that is an endpoint's whole, never what a client makes up.
     """
     if "endpoint" in scope and not scope.get("path_params"):
-        span.rename(f"{scope['method']} {scope['path']}")
+        span.rename(f"{_method(scope)} {scope['path']}")
     span.note(
         {
-            "http.request.method": scope["method"],
+            "http.request.method": _method(scope),
             "url.path": scope["path"][: config.REQUEST_ID_CHARS_MAX],
             "http.response.status_code": sender.status,
             "mlxd.request_id": sender.request_id,
@@ -160,6 +163,12 @@ def _end(span: Span, scope: Scope, sender: _Sender) -> None:
     )
     failed = sender.status == 0 or sender.status >= HTTPStatus.INTERNAL_SERVER_ERROR
     span.end(problem=f"status {sender.status}" if failed else "")
+
+
+def _method(scope: Scope) -> str:
+    """Return a request's method as its trace has it."""
+    method: str = scope["method"]
+    return method if method in _METHODS else _OTHER
 
 
 def _trace(headers: Headers) -> tuple[tuple[str, str], ...]:

@@ -244,6 +244,7 @@ WORKER_SILENT_MAX_S = 20.0  # a ready worker that has answered nothing for so lo
 ORPHAN_GRACE_S = 10.0
 SHUTDOWN_GRACE_S = 10.0
 TRACES_FLUSH_S = 2.0  # what spans that are not sent yet get at the end of a process
+TRACES_LOG_INTERVAL_S = 60.0  # between two lines on a collector that does not answer
 WATCHERS_MAX = 1024  # more than LOAD_WAITERS_MAX: whoever waits for a load watches it
 STATUS_WATCHERS_MAX = 64  # each reads the process table at its interval
 PATH_CHARS_MAX = 4096

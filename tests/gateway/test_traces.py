@@ -53,6 +53,18 @@ async def test_what_fails_is_marked_and_what_clients_make_up_names_no_span() -> 
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("path", [PATH, "/made/up"])
+async def test_a_method_that_a_client_makes_up_is_in_no_span(path: str) -> None:
+    """It may be as long as a head: neither a span's name nor an attribute holds it."""
+    kept = Kept()
+    async with serving(Answers()) as fake, gateway_over(fake.address, tracer=kept.tracer) as web:
+        await web.http.request("MADE-UP", path)
+    (span,) = kept.spans
+    assert "MADE-UP" not in span.to_json()
+    assert dict(span.attributes or {})["http.request.method"] == "_OTHER"
+
+
+@pytest.mark.asyncio
 async def test_strangers_leave_no_spans() -> None:
     """What the door refuses is not traced: nobody can fill a collector without a token."""
     kept = Kept()

@@ -83,7 +83,7 @@ FILES = _read_files()
 
 async def send_file(request: Request) -> Response:
     """GET /page/...: one of the files."""
-    file = FILES[request.url.path]
+    file = FILES[request.scope["path"]]  # not of its URL, which has the client's Host in it
     headers = {**HEADERS, "ETag": file.etag}
     if request.headers.get("if-none-match") == file.etag:
         return Response(status_code=HTTPStatus.NOT_MODIFIED, headers=headers)

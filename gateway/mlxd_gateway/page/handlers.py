@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack
+from typing import TypeVar
 
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from mlxd import Client, LoadSpec, LoadUpdate, LogLines, Model, Status, __version__
+from mlxd import Client, LoadSpec, LoadUpdate, LogLines, Model, Status, Stream, __version__
 from mlxd_gateway.common.bodies import query_reader_of, reader_of
 from mlxd_gateway.common.callers import Callers
 from mlxd_gateway.common.endpoints import client_of, clients_of
@@ -26,6 +27,7 @@ _read_unload = reader_of(r.UnloadRequest)
 _read_watch = query_reader_of(r.WatchQuery)
 _read_logs = query_reader_of(r.LogsQuery)
 _Moment = tuple[Status, tuple[Model, ...]]
+_T = TypeVar("_T")
 
 
 async def show_session(request: Request) -> Response:
@@ -43,8 +45,9 @@ async def list_models(request: Request) -> Response:
 async def watch(request: Request) -> Response:
     """GET /page/api/watch: an event `status` at every interval, `models` when they have changed."""
     query = _read_watch(request)
-    held, client = await _open(request)
-    statuses = await held.enter_async_context(client.watch_status(interval_s=query.interval_s))
+    held, statuses = await _open(
+        request, lambda client: client.watch_status(interval_s=query.interval_s)
+    )
 
     async def look() -> AsyncIterator[_Moment]:
         async for status in statuses:
@@ -65,8 +68,9 @@ async def watch(request: Request) -> Response:
 async def load(request: Request) -> Response:
     """POST /page/api/load: an event `model` for each step; the last one is ready."""
     body = await _read_load(request)
-    held, client = await _open(request)
-    updates = await held.enter_async_context(client.load(body.model, options=_spec_of(body)))
+    held, updates = await _open(
+        request, lambda client: client.load(body.model, options=_spec_of(body))
+    )
 
     def write(update: LoadUpdate) -> bytes:
         return write_event(view_model(update.model), "model")
@@ -93,9 +97,8 @@ async def unload(request: Request) -> Response:
 async def follow_logs(request: Request) -> Response:
     """GET /page/api/logs: an event `lines` for what a worker wrote, and then for what it writes."""
     query = _read_logs(request)
-    held, client = await _open(request)
-    lines = await held.enter_async_context(
-        client.read_logs(query.model, tail=query.tail, follow=True)
+    held, lines = await _open(
+        request, lambda client: client.read_logs(query.model, tail=query.tail, follow=True)
     )
 
     def write(some: LogLines) -> bytes:
@@ -104,15 +107,18 @@ async def follow_logs(request: Request) -> Response:
     return await stream_events(request, held, lines, write)
 
 
-async def _open(request: Request) -> tuple[AsyncExitStack, Client]:
-    """Return a connection for a stream, and what gives it back."""
+async def _open(
+    request: Request, begin: Callable[[Client], Stream[_T]]
+) -> tuple[AsyncExitStack, Stream[_T]]:
+    """Return a stream on a connection for it, and what ends both; nothing is held if it fails."""
     callers: Callers = request.app.state.callers
     await callers.check()
     count: StreamCount = request.app.state.page_streams
     async with AsyncExitStack() as held:
         held.enter_context(count)
         client = await held.enter_async_context(clients_of(request).lend())
-        return held.pop_all(), client
+        items = await held.enter_async_context(begin(client))
+        return held.pop_all(), items
 
 
 def _spec_of(body: r.FitRequest | r.LoadRequest) -> LoadSpec:
@@ -125,12 +131,19 @@ def _spec_of(body: r.FitRequest | r.LoadRequest) -> LoadSpec:
     )
 
 
+def _route_stream(path: str, endpoint: Callable[[Request], Awaitable[Response]]) -> Route:
+    """Return a route without HEAD: its answer would go on, unseen, and notice no client's end."""
+    route = Route(path, endpoint)
+    route.methods = {"GET"}
+    return route
+
+
 ROUTES = (
     *(Route(path, send_file) for path in FILES),
     Route("/page/api/session", show_session),
     Route("/page/api/models", list_models),
-    Route("/page/api/watch", watch),
-    Route("/page/api/logs", follow_logs),
+    _route_stream("/page/api/watch", watch),
+    _route_stream("/page/api/logs", follow_logs),
     Route("/page/api/load", load, methods=["POST"]),
     Route("/page/api/fit", fit, methods=["POST"]),
     Route("/page/api/unload", unload, methods=["POST"]),

@@ -3,21 +3,23 @@
 Invariants:
 - A span's parent is the caller's, as `traceparent` and `tracestate` of W3C's Trace Context name it,
   in HTTP's heads and in gRPC's metadata alike. What is not well-formed is no parent.
-- Spans leave by a thread of the SDK's own. A collector that is slow or gone costs spans, not time.
+- Spans leave by a thread of the SDK's own. A collector that is slow or gone costs spans, not time,
+  and a line of the log every TRACES_LOG_INTERVAL_S.
 - No prompt, no output and no credential is ever an attribute.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Final, TypeAlias
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.logs import get_logger
 
 if TYPE_CHECKING:
     from opentelemetry.sdk.trace import TracerProvider
@@ -29,6 +31,9 @@ NAMES: Final = ("traceparent", "tracestate")
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
 _NS_PER_S = 1_000_000_000
+_SDK, _EXPORTERS = "opentelemetry", "opentelemetry.exporter."
+_COMPLAINT_CHARS_MAX = 500
+_log = get_logger("tracing")
 
 
 class Span:
@@ -110,6 +115,32 @@ class Tracer:
         flushing.join(flush_s)
 
 
+class Complaints(logging.Handler):
+    """What the SDK warns of, as lines of our log: at most one every TRACES_LOG_INTERVAL_S.
+
+    The SDK repeats itself each second for as long as a collector is down. What it says of its
+    settings comes without their values, which may be credentials.
+    """
+
+    def __init__(self, *, now_s: Callable[[], float] = time.monotonic) -> None:
+        """Measure time by `now_s`, in seconds."""
+        super().__init__(logging.WARNING)
+        self._now_s = now_s
+        self._unsaid = 0
+        self._said_s: float | None = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Count one warning, and say it if none was said of late. The caller holds the lock."""
+        self._unsaid += 1
+        now_s = self._now_s()
+        if self._said_s is not None and now_s - self._said_s < config.TRACES_LOG_INTERVAL_S:
+            return
+        is_export = record.name.startswith(_EXPORTERS)
+        problem = record.getMessage() if is_export else str(record.msg)
+        _log.warning("tracing fails", count=self._unsaid, problem=problem[:_COMPLAINT_CHARS_MAX])
+        self._unsaid, self._said_s = 0, now_s
+
+
 def tracer_of(service: str, environment: Mapping[str, str]) -> Tracer | None:
     """Return what traces a process, as OTEL_* variables say; None where they ask for no traces.
 
@@ -117,14 +148,32 @@ def tracer_of(service: str, environment: Mapping[str, str]) -> Tracer | None:
     the process's name, unless OTEL_SERVICE_NAME gives another.
 
     Raises:
-        InvalidRequest: what a variable asks for is not there; names the variable.
+        InvalidRequest: what a variable asks for is not there, or makes no sense to the SDK.
     """
     if not wants_traces(environment):
         return None
-    if any(find_spec(name) is None for name in ("opentelemetry.sdk", "opentelemetry.exporter")):
+    variable = next((name for name in ENDPOINTS if environment.get(name)), "OTEL_TRACES_EXPORTER")
+    try:
+        provider = _make_provider(environment.get("OTEL_SERVICE_NAME") or service)
+    except ImportError as error:
         raise InvalidRequest.of(
-            "OTEL_EXPORTER_OTLP_ENDPOINT", "needs the extra otel: pip install 'mlxd[otel]'"
-        )
+            variable, "needs the extra otel: pip install 'mlxd[otel]'"
+        ) from error
+    except ValueError as error:
+        raise InvalidRequest.of("OTEL_*", f"{error!s:.200}") from error
+    return Tracer(provider)
+
+
+def _make_provider(service: str) -> TracerProvider:
+    """Return the SDK's provider with an exporter, whose complaints go to our log.
+
+    Raises:
+        ImportError: one of the packages is missing.
+        ValueError: a variable that the SDK reads makes no sense.
+    """
+    from opentelemetry.exporter.otlp.proto.grpc.exporter import (  # noqa: PLC0415
+        InvalidCompressionValueException,
+    )
     from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import (  # noqa: PLC0415
         OTLPSpanExporter,
     )
@@ -132,12 +181,16 @@ def tracer_of(service: str, environment: Mapping[str, str]) -> Tracer | None:
     from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
     from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
 
-    name = environment.get("OTEL_SERVICE_NAME") or service
+    sdk = logging.getLogger(_SDK)
+    sdk.handlers, sdk.propagate = [Complaints()], False
     provider = TracerProvider(
-        resource=Resource.create({"service.name": name}), shutdown_on_exit=False
+        resource=Resource.create({"service.name": service}), shutdown_on_exit=False
     )
-    provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
-    return Tracer(provider)
+    try:
+        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+    except InvalidCompressionValueException as error:
+        raise ValueError(str(error)) from error
+    return provider
 
 
 def wants_traces(environment: Mapping[str, str]) -> bool:

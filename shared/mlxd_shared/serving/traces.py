@@ -1,7 +1,8 @@
 """One span a call, of all four kinds of method, for servers that are traced.
 
 Invariants:
-- Calls that ask for health or status, and those of others' services, have none.
+- Calls that ask for health or status, of others' services, and of methods that there are not have
+  none: no span has a name that a client made up.
 - The span is the current one in the call's own task, and ends as the call does.
 """
 
@@ -32,16 +33,13 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
     ) -> Handler | None:
         """Begin a span, and have the handler end it."""
         method = handler_call_details.method
-        if is_inquiry(method) or not method.startswith(OWN_PREFIX):
-            return await continuation(handler_call_details)
+        handler = await continuation(handler_call_details)
+        if handler is None or is_inquiry(method) or not method.startswith(OWN_PREFIX):
+            return handler
         service, _, name = method[1:].rpartition("/")
         span = self._tracer.begin(method[1:], handler_call_details.invocation_metadata or ())
         span.note({"rpc.system": "grpc", "rpc.service": service, "rpc.method": name})
         current_span.set(span)  # each call has a task of its own
-        handler = await continuation(handler_call_details)
-        if handler is None:
-            span.end(problem=grpc.StatusCode.UNIMPLEMENTED.name)
-            return None
         return _wrap(handler, span)
 
 

@@ -17,6 +17,7 @@ from mlxd_gateway.common.failures import Refused
 from mlxd_gateway.door import Door
 from mlxd_gateway.page.events import StreamCount
 from mlxd_gateway.process import listen_on, make_server
+from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InvalidRequest,
     ModelNotFound,
@@ -226,6 +227,25 @@ def test_only_so_many_streams_are_open_at_once() -> None:
         assert caught.value.failure.retry_after_s is not None
         with count:
             pass
+
+
+@pytest.mark.asyncio
+async def test_a_stream_that_never_begins_holds_no_place() -> None:
+    """A value that the wire cannot carry is refused again and again, and the next watch is open."""
+    async with serving(Answers(statuses=[status()])) as fake, gateway_over(fake.address) as web:
+        for _ in range(config.PAGE_STREAMS_MAX + 1):
+            answer = await web.http.get("/page/api/logs?model=demo&tail=-1")
+            assert (answer.status_code, answer.json()["error"]["field"]) == (400, "tail")
+        assert (await web.http.get("/page/api/watch")).status_code == 200
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("path", ["watch", "logs?model=demo"])
+async def test_a_stream_has_no_head_alone(path: str) -> None:
+    """Nothing would ever be written, so that nobody's going would be noticed."""
+    async with serving(Answers(statuses=[status()])) as fake, gateway_over(fake.address) as web:
+        assert (await web.http.head(f"/page/api/{path}")).status_code == 405
+        assert fake.requests == []
 
 
 @pytest.mark.asyncio

@@ -58,6 +58,22 @@ async def test_the_page_of_a_stranger_does_not_get_it() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_no_image_of_a_stranger_opens_a_watch(site: str) -> None:
+    """Its request has no Origin, but browsers say whence it comes; links to the page go on."""
+    async with serving(Answers()) as fake, gateway_over(fake.address) as web:
+        strange = {"Sec-Fetch-Site": site}
+        for path in ("session", "models", "watch", "logs?model=demo"):
+            refused = await web.http.get(f"/page/api/{path}", headers=strange)
+            assert (refused.status_code, refused.json()["error"]["kind"]) == (403, "forbidden")
+        assert fake.requests == []
+        assert (await web.http.get(ROOT, headers=strange)).status_code == 200
+        for own in ("same-origin", "none"):
+            answer = await web.http.get("/page/api/models", headers={"Sec-Fetch-Site": own})
+            assert answer.status_code == 200
+
+
+@pytest.mark.asyncio
 async def test_browsers_are_sent_to_the_page_and_ollamas_clients_are_not() -> None:
     """GET / tells the two apart by what they accept, and asks neither for credentials."""
     async with (

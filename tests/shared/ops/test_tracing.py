@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
+import os
 import subprocess
 import sys
 import threading
 from typing import Any
 
 import pytest
+from structlog.testing import capture_logs
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.ops.tracing import ENDPOINTS, Tracer, tracer_of, wants_traces
+from mlxd_shared.ops.tracing import ENDPOINTS, Complaints, Tracer, tracer_of, wants_traces
 from tests.support.traces import Kept, id_of, parent_of, trace_id_of
 
 ENDPOINT = {ENDPOINTS[0]: "http://127.0.0.1:4317"}
@@ -105,6 +108,79 @@ def test_a_collector_that_never_answers_keeps_no_process_from_ending() -> None:
     assert not ended.is_set()
     never.set()
     assert ended.wait(60.0)
+
+
+def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a program that wants traces, to a port where nobody listens."""
+    environment = dict(os.environ) | {ENDPOINTS[1]: "http://127.0.0.1:1"} | variables
+    return subprocess.run(
+        [sys.executable, "-c", f"import os\nfrom mlxd_shared.ops.tracing import tracer_of\n{code}"],
+        env=environment, check=False, capture_output=True, text=True,
+    )  # fmt: skip
+
+
+def test_a_collector_that_is_down_is_said_once_a_minute() -> None:
+    """The SDK's own lines, one a second, reach neither the terminal nor anybody else's handlers."""
+    ran = run(
+        "import logging\n"
+        "tracer_of('mlxd-test', os.environ)\n"
+        "for number in range(100):\n"
+        "    logging.getLogger('opentelemetry.exporter.otlp').warning('no %d', number)\n"
+    )
+    lines = (ran.stdout + ran.stderr).splitlines()
+    assert len(lines) == 1, lines
+    assert "tracing fails" in lines[0]
+    assert "no 0" in lines[0]
+
+
+def test_complaints_are_counted_and_show_no_setting() -> None:
+    """A line tells how many came since the last; what is said of variables comes without values."""
+    now_s = [0.0]
+    complaints = Complaints(now_s=lambda: now_s[0])
+
+    def complain(name: str, text: str, *values: object) -> None:
+        complaints.handle(logging.LogRecord(name, logging.WARNING, "", 0, text, values, None))
+
+    with capture_logs() as lines:
+        complain("opentelemetry.util.re", "bad header: %s", "x=secret")
+        for now_s[0] in (1.0, 59.9, 60.0):
+            complain("opentelemetry.exporter.otlp", "%s is away", "a:1")
+    assert [(line["count"], line["problem"]) for line in lines] == [
+        (1, "bad header: %s"), (3, "a:1 is away"),
+    ]  # fmt: skip
+
+
+def test_without_the_extra_the_variable_says_what_is_missing() -> None:
+    """Not a traceback: the name of the variable, and what to install."""
+    ran = run(
+        "import sys\n"
+        "from mlxd_shared.domain.errors import InvalidRequest\n"
+        "sys.modules['opentelemetry'] = None\n"
+        "try:\n"
+        "    tracer_of('mlxd-test', os.environ)\n"
+        "except InvalidRequest as error:\n"
+        "    print(error)\n"
+    )
+    assert ENDPOINTS[1] in ran.stdout, ran.stderr
+    assert "mlxd[otel]" in ran.stdout
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"), ("OTEL_EXPORTER_OTLP_COMPRESSION", "zip")],
+)
+def test_a_variable_that_makes_no_sense_is_refused(name: str, text: str) -> None:
+    """As any other option is, at the start."""
+    ran = run(
+        "from mlxd_shared.domain.errors import InvalidRequest\n"
+        "try:\n"
+        "    tracer_of('mlxd-test', os.environ)\n"
+        "except InvalidRequest as error:\n"
+        "    print(error)\n",
+        **{name: text},
+    )
+    assert "OTEL_*" in ran.stdout, ran.stderr
+    assert text in ran.stdout
 
 
 def test_without_the_variables_nothing_is_imported() -> None:

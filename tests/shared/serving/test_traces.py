@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import grpc
 import pytest
 
 from mlxd import Client, InvalidRequest, call_headers
@@ -60,3 +63,18 @@ async def test_every_call_has_a_span_with_its_status() -> None:
     assert [span.status.is_ok for span in kept.spans[2:]] == [False, False]
     assert (trace_id_of(kept.spans[0]), parent_of(kept.spans[0])) == (TRACE, SPAN)
     assert parent_of(kept.spans[1]) == ""
+
+
+@pytest.mark.asyncio
+async def test_a_method_that_there_is_not_has_no_span() -> None:
+    """A client cannot fill a collector with names that it makes up."""
+    kept = Kept()
+    async with (
+        serving(Answers(), tracer=kept.tracer) as fake,
+        grpc.aio.insecure_channel(fake.address) as channel,
+    ):
+        made_up: Any = channel.unary_unary("/mlxd.v1.InferenceService/MadeUp")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await made_up(b"")
+    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert kept.spans == ()

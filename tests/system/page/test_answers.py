@@ -10,11 +10,11 @@ from collections.abc import AsyncIterator
 import pytest
 from playwright.async_api import Browser, Page, expect
 
-from mlxd.v1 import inference_pb2, status_pb2, types_pb2
-from mlxd_shared.domain.errors import InternalError, MlxdError
+from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
+from mlxd_shared.domain.errors import InternalError, InvalidRequest, MlxdError
 from mlxd_shared.wire.interceptors import Context
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
-from tests.fakes.replies import model, status
+from tests.fakes.replies import fit, model, status
 from tests.support.browser import NEEDS_CHROMIUM, open_page, violations
 from tests.support.gateways import gateway_over
 from tests.support.spoken import ARGUMENTS, CALL_ID, answer_with_call, answer_with_text
@@ -36,6 +36,18 @@ class Lasting(FakeServer):
         async for message in super().WatchStatus(request, context):
             yield message
         await asyncio.Event().wait()
+
+
+class Fitting(Lasting):
+    """Where anything would fit, and nothing is loaded."""
+
+    async def LoadModel(
+        self, request: model_pb2.LoadModelRequest, context: Context
+    ) -> AsyncIterator[model_pb2.LoadModelResponse]:
+        self.requests.append(request)
+        if not request.validate_only:
+            raise InvalidRequest.of("model", "has gone")
+        yield model_pb2.LoadModelResponse(fit=fit(request.model))
 
 
 def chatty(state: str = "READY") -> types_pb2.Model:
@@ -122,6 +134,32 @@ async def test_an_answer_that_fails_says_why(chromium: Browser) -> None:
             last = request if isinstance(request, inference_pb2.GenerateRequest) else last
         assert isinstance(last, inference_pb2.GenerateRequest)
         assert [message.role for message in last.chat.messages] == ["user", "user"]
+
+
+async def test_a_link_to_a_fit_asks_about_known_models_alone(chromium: Browser) -> None:
+    """Anybody can write a link: what it names is checked at a press; a failed load is shown."""
+    answers = Answers(models=[chatty()], statuses=[status()])
+    async with (
+        serving(answers, make=Fitting) as fake,
+        gateway_over(fake.address) as web,
+        open_page(chromium, web.url) as page,
+    ):
+        field = page.get_by_label("Model, ORG/NAME")
+        for link, text in (("%zz", ""), ("else%2Fmodel", "else/model")):
+            await page.goto(f"{web.url}/page/#fit/{link}")
+            await page.reload()
+            await expect(field).to_have_value(text)
+            await expect(page.get_by_text("Connected")).to_be_visible()
+            await expect(page.locator("datalist option")).to_have_count(1)
+        assert not any(isinstance(each, model_pb2.LoadModelRequest) for each in fake.requests)
+        await page.get_by_role("button", name="Check").click()
+        await expect(page.get_by_text("It fits.", exact=True)).to_be_visible()
+        await page.get_by_role("button", name="Load with these options").click()
+        await expect(page.get_by_text("else/model: model: has gone", exact=True)).to_be_visible()
+
+        await page.goto(f"{web.url}/page/#fit/demo")
+        await page.reload()
+        await expect(page.get_by_role("heading", name="demo")).to_be_visible()
 
 
 @pytest.mark.parametrize("theme", ["light", "dark"])

@@ -55,3 +55,15 @@ export function useLoads() {
 
   return { byName, load, unload, news };
 }
+
+/**
+ * @param {Loads} loads
+ * @param {any[]} models
+ * @returns {[string, {error: string}][]} what failed under a name that is no model's: a folder's
+ *   path, an alias
+ */
+export function unlisted(loads, models) {
+  return Object.entries(loads.byName).filter(
+    ([name, { error }]) => error && !models.some((model) => model.name === name),
+  );
+}

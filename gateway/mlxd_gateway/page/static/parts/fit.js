@@ -14,9 +14,13 @@ const KV_FORMATS = [
   ["", "automatic"], ["model", "as the model computes"], ["q8", "8 bits"], ["q4", "4 bits"],
 ];
 
-/** @returns {string} the model that the address names, `#fit/NAME` */
+/** @returns {string} the model that the address names, `#fit/NAME`; empty: none, or not as a URL */
 function modelInAddress() {
-  return decodeURIComponent(location.hash.split("/").slice(1).join("/"));
+  try {
+    return decodeURIComponent(location.hash.split("/").slice(1).join("/"));
+  } catch {
+    return "";
+  }
 }
 
 /** @param {any} props */
@@ -28,6 +32,8 @@ export function FitView({ models, loads }) {
   const [problem, setProblem] = useState("");
   const [busy, setBusy] = useState(false);
   const change = (name) => (event) => setForm({ ...form, [name]: event.currentTarget.value });
+  const [linked] = useState(form.model);
+  const known = models.some(({ name }) => name === linked);
 
   const check = async (event) => {
     event?.preventDefault();
@@ -41,11 +47,12 @@ export function FitView({ models, loads }) {
     }
     setBusy(false);
   };
+  // A link may name anything, and come from anywhere: only a model of the list is asked about.
   useEffect(() => {
-    if (form.model) {
+    if (known && form.model === linked) {
       void check();
     }
-  }, []);
+  }, [known]);
 
   return html`
     <div class="fit">

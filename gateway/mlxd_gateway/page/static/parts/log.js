@@ -88,6 +88,7 @@ export function LogView({ models }) {
         ref=${box}
         tabindex="0"
         role="log"
+        aria-live="off"
         aria-label=${`Log of ${model}`}
         onScroll=${({ currentTarget: pre }) => {
           follows.current = pre.scrollTop + pre.clientHeight >= pre.scrollHeight - 8;

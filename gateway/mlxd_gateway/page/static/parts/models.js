@@ -1,6 +1,7 @@
 // The models: their states, and what may be done about each.
 
 import { bytes, count, duration, percent, share } from "../lib/format.js";
+import { unlisted } from "../lib/loads.js";
 import { html, useRef, useState } from "../lib/ui.js";
 
 const FILTER_FROM = 8;
@@ -35,6 +36,9 @@ export function Models({ models, rights, loads, status }) {
         />`}
       </div>
       <p class="hidden" role="status">${loads.news}</p>
+      ${unlisted(loads, models ?? []).map(
+        ([name, { error }]) => html`<p key=${name} class="error">${name}: ${error}</p>`,
+      )}
       ${models === null && html`<p class="note">Asking for the models.</p>`}
       ${models?.length === 0 &&
       html`<p class="note">No models yet: <code>mlxd pull ORG/NAME</code> fetches one.</p>`}
