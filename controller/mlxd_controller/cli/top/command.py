@@ -83,7 +83,9 @@ class Board:
 
 
 @ask_server
-async def top(*, interval: o.Interval = config.WATCH_INTERVAL_DEFAULT_S, where: Server) -> ExitCode:
+async def top(
+    *, interval: o.ShownEvery = config.WATCH_INTERVAL_DEFAULT_S, where: Server
+) -> ExitCode:
     """Show models, streams, speeds and memory, live. Keys: q, s, u, up and down."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         usage_error("mlxd top needs a terminal; `mlxd status --watch` and `mlxd ps` do not")

@@ -47,7 +47,7 @@ class FileFacts:
 
 @ask_server
 async def show(
-    model: Annotated[str, named_model("A name, alias or digest.")],
+    model: Annotated[str, named_model("A name, alias or digest.", metavar="MODEL")],
     *,
     output: o.Output = None,
     as_json: o.Json = False,
