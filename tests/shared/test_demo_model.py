@@ -36,8 +36,9 @@ SCORING_S_MAX = 150
 ENDED_SHARE_MIN = 0.95
 NAMED_APART_MAX = 8
 """Of the 40 sampled answers. Sums round differently from one machine to another, and an answer that
-parts from the recorded one at any token is another draw: two machines were 4 apart, and draws that
-have nothing in common have a standard deviation of 4."""
+parts from the recorded one at any token is another draw: two machines were 4 apart, and the
+difference of draws that have nothing in common has a standard deviation of 4. So this tells a model
+that cannot be asked, or the wrong file, from ours; a small loss shows in the 200 alone."""
 TEXTS = (
     "Once upon a time",
     'He said: "No!"\n\nAnd they  went\thome. ',

@@ -51,6 +51,13 @@ def python_blocks(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
+def more_of(command: str) -> str:
+    """What a test says besides: a message, where a reader would chat, and a bound."""
+    if not command.startswith("mlxd run"):
+        return ""
+    return " --max-tokens 5" if command.endswith('"') else " 'Once' --max-tokens 5"
+
+
 @contextmanager
 def hub_with(name: str, folder: Path) -> Iterator[FakeHub]:
     """A hub that has this folder under a name."""
@@ -96,9 +103,7 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
             for command in commands:
                 if command.startswith(ELSEWHERE):
                     continue
-                chats = command == f"mlxd run {PULLED}"
-                prompt = " 'Once' --max-tokens 5" if chats else ""
-                said[command] = await run_shell(here(command) + prompt, environment)
+                said[command] = await run_shell(here(command) + more_of(command), environment)
             program = tmp_path / "first_call.py"
             program.write_text(here(python_blocks(readme())[0]))
             story = await run_shell(f"{sys.executable} {program}", environment)

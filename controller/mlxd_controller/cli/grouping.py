@@ -4,16 +4,18 @@ Invariants:
 - typer is shown a plain function: each field of a group is a parameter, under the field's name, and
   `Server` is the fields of `Reach`, last. The command itself gets one value a group.
 - Every command that asks a server begins and ends in the same way (`outcome.run`). Those that need
-  one to do their work take `--start` too, and have one started where none answers.
+  one to do their work take `--start` too, and have one started where none answers: once the command
+  line is known to be right, and before anything is asked.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import MISSING, fields, is_dataclass
 from inspect import Parameter
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NoReturn, TypeAlias, get_type_hints
 
 import typer
 
@@ -21,6 +23,9 @@ from mlxd_controller.cli.outcome import ExitCode, report, run
 from mlxd_controller.cli.security import Reach, Server, server
 from mlxd_shared.domain.errors import MlxdError
 
+Work: TypeAlias = Coroutine[Any, Any, ExitCode]
+Session: TypeAlias = Callable[[], NoReturn]
+"""Work with event loops of its own, which it ends as `outcome.run` does."""
 _CONTEXT = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
 _START_OPTION = typer.Option(
     "--start/--no-start",
@@ -41,7 +46,7 @@ def spread_groups(command: Callable[..., None]) -> Callable[..., None]:
     return _show(spread, command, _spread(command, groups))
 
 
-def ask_server(command: Callable[..., Coroutine[Any, Any, ExitCode]]) -> Callable[..., None]:
+def ask_server(command: Callable[..., Work]) -> Callable[..., None]:
     """Return a command whose work runs to its end; its parameter `where` is the server to ask.
 
     Its other parameters may be groups too.
@@ -49,25 +54,31 @@ def ask_server(command: Callable[..., Coroutine[Any, Any, ExitCode]]) -> Callabl
     return _ask(command, starts=False)
 
 
-def ask_or_start_server(
-    command: Callable[..., Coroutine[Any, Any, ExitCode]],
-) -> Callable[..., None]:
-    """Return the same of a command that needs a server: one is started where none answers."""
+def ask_or_start_server(command: Callable[..., Work | Session]) -> Callable[..., None]:
+    """Return the same of a command that needs a server: one is started where none answers.
+
+    What the command refuses when it is called, it refuses before a server is started.
+    """
     return _ask(command, starts=True)
 
 
-def _ask(
-    command: Callable[..., Coroutine[Any, Any, ExitCode]], *, starts: bool
-) -> Callable[..., None]:
+def _ask(command: Callable[..., Work | Session], *, starts: bool) -> Callable[..., None]:
     groups = {name: kind for name, kind in _groups(command).items() if kind is not Server}
 
     def ask(context: typer.Context, **values: Any) -> None:  # noqa: ANN401 - what typer has read
         start = values.pop("start", False)
         gathered = _gather(values, groups | {"where": Reach})
         where = server(context, gathered.pop("where"))
-        if start:
-            _start_server(where)
-        run(command(where=where, **gathered), address=where.address, flags=where.flags)
+        work = command(where=where, **gathered)
+        with ExitStack() as undone:
+            if not callable(work):
+                undone.callback(work.close)
+            if start:
+                _start_server(where)
+            undone.pop_all()
+        if callable(work):
+            work()
+        run(work, address=where.address, flags=where.flags)
 
     own = [parameter for parameter in _spread(command, groups) if parameter.name != "where"]
     more = [_START] if starts else []

@@ -86,6 +86,10 @@ Interval = Annotated[
     float,
     duration_option(f"With --watch; at least {WATCH_INTERVAL_MIN_S}s."),
 ]
+ShownEvery = Annotated[
+    float,
+    duration_option(f"From one look at the server to the next; at least {WATCH_INTERVAL_MIN_S}s."),
+]
 KeepAlive = Annotated[
     float | None,
     duration_option(

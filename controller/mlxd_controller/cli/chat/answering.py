@@ -31,7 +31,7 @@ from mlxd_controller.cli.terminal.answers import AnswerWriter
 from mlxd_shared.config import TOOL_ROUNDS_MAX
 from mlxd_shared.domain.chats import AnswerPart, ChatMessage, ToolCall, answer_of
 from mlxd_shared.domain.errors import NoChatTemplate
-from mlxd_shared.ops.terminal import escape
+from mlxd_shared.ops.terminal import escape, escape_line
 
 Run = Callable[[Coroutine[Any, Any, ExitCode]], ExitCode]
 
@@ -91,12 +91,12 @@ class Answerer:
             text = run_command(tool, call)
             typer.echo(escape(text), err=True)
             return result_of(call, text)
-        return result_of(call, self._editor.ask(f"result of {escape(call.name)}: "))
+        return result_of(call, self._editor.ask(f"result of {escape_line(call.name)}: "))
 
     def _may_run(self, tool: Tool) -> bool:
         if tool.name in self._allowed:
             return True
-        command = escape(" ".join(tool.command))
+        command = escape_line(" ".join(tool.command))
         said = self._editor.ask(f"run {command}? y: yes, a: always, n: type the result: ").lower()
         if said in {"a", "always"}:
             self._allowed.add(tool.name)

@@ -4,19 +4,26 @@ Invariants:
 - Lines that are pasted are one message. Ctrl-C clears what is typed; with nothing typed it leaves.
 - The prompt is drawn on whichever of stdout and stderr is a terminal: with stdout in a file, that
   has answers alone.
+- However the prompt is left, by a signal too, the terminal is as it was before.
+- Answers to questions are not in the history: what a tool returns may be anybody's.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol
 
 import typer
 
 from mlxd_controller.cli.outcome import complain
+from mlxd_controller.cli.terminal.ending import ENDING_SIGNALS, end_by
+
+if TYPE_CHECKING:
+    from prompt_toolkit import PromptSession
 
 PROMPT: Final = ">>> "
 MORE: Final = "... "
@@ -28,11 +35,21 @@ class Interrupted(Exception):
     """Ctrl-C at the prompt, where it means to leave; anywhere else it is a KeyboardInterrupt."""
 
 
+class _Ended(Exception):
+    """A signal that ends the process has come, while the terminal is the prompt's."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        super().__init__(number)
+
+
 class Lines(Protocol):
     """Where lines come from: the keys of a terminal, or one that nobody sees."""
 
-    def read(self, prompt: str) -> str:
+    def read(self, prompt: str, *, keeps: bool = True) -> str:
         """Return what is typed at a prompt, maybe several lines that were pasted.
+
+        keeps: whether it is for the history.
 
         Raises:
             EOFError: the input has ended.
@@ -47,7 +64,7 @@ class PlainLines:
     Nobody knows what is typed there before the line is whole, so Ctrl-C always leaves.
     """
 
-    def read(self, prompt: str) -> str:
+    def read(self, prompt: str, *, keeps: bool = True) -> str:  # noqa: ARG002 - there is no history
         """Return a line; see `Lines`."""
         aside = not sys.stdout.isatty()  # what is written to stdout is the answers' then
         typer.echo(prompt, nl=False, err=aside)
@@ -70,19 +87,50 @@ class EditedLines:
         """Edit with `run`; history: where entries are kept, None for nowhere."""
         # Imported here: of all commands a chat alone needs it, and it takes long.
         from prompt_toolkit import PromptSession  # noqa: PLC0415
-        from prompt_toolkit.history import InMemoryHistory  # noqa: PLC0415
+        from prompt_toolkit.history import DummyHistory, InMemoryHistory  # noqa: PLC0415
 
         from mlxd_controller.cli.chat.history import HistoryFile  # noqa: PLC0415
 
         kept = InMemoryHistory() if history is None else HistoryFile(history, on_problem=complain)
         self._run = run
-        self._session: PromptSession[str] = PromptSession(
-            history=kept, key_bindings=_make_keys(), output=_make_output()
+        keys, output = _make_keys(), _make_output()
+        self._messages: PromptSession[str] = PromptSession(
+            history=kept, key_bindings=keys, output=output
+        )
+        self._answers: PromptSession[str] = PromptSession(
+            history=DummyHistory(), key_bindings=keys, output=output
         )
 
-    def read(self, prompt: str) -> str:
+    def read(self, prompt: str, *, keeps: bool = True) -> str:
         """Return what is typed; see `Lines`."""
-        return self._run(self._session.prompt_async(prompt, prompt_continuation=MORE))
+        try:
+            return self._run(_edit(self._messages if keeps else self._answers, prompt))
+        except _Ended as ended:
+            end_by(ended.number)
+            raise
+
+
+async def _edit(session: PromptSession[str], prompt: str) -> str:
+    """Return what is typed.
+
+    Raises:
+        _Ended: a signal came.
+    """
+
+    def end(number: int) -> None:
+        if not session.app.is_running:
+            end_by(number)
+        elif not session.app.is_done:
+            session.app.exit(exception=_Ended(number))
+
+    loop = asyncio.get_running_loop()
+    for number in ENDING_SIGNALS:
+        loop.add_signal_handler(number, end, number)
+    try:
+        return await session.prompt_async(prompt, prompt_continuation=MORE)
+    finally:
+        for number in ENDING_SIGNALS:
+            loop.remove_signal_handler(number)
 
 
 def _make_output() -> Any:  # noqa: ANN401 - prompt_toolkit's own
@@ -151,7 +199,7 @@ class Editor:
             Interrupted: Ctrl-C at the question.
         """
         try:
-            return self._lines.read(question).strip()
+            return self._lines.read(question, keeps=False).strip()
         except EOFError:
             return ""
 

@@ -28,11 +28,12 @@ from mlxd_shared.config import (
     TOOLS_FILE_BYTES_MAX,
 )
 from mlxd_shared.domain.chats import ChatMessage, ToolCall
+from mlxd_shared.ops.terminal import escape_line
 
 _WRAPPED = frozenset({"type", "function", "command"})
 _BARE = frozenset({"name", "description", "parameters", "strict", "command"})
 SHOWN_CHARS_MAX = 2000
-"""Of a call's arguments on a screen."""
+"""Of a call on a screen."""
 
 
 class ToolsNotUsable(Exception):
@@ -87,6 +88,8 @@ def _tool(entry: object, place: int) -> Tool:
     command = entry.pop("command", [])
     if not isinstance(command, list) or not all(isinstance(word, str) for word in command):
         raise ValueError(f"[{place}].command: not a list of words")
+    if any("\0" in word for word in command):
+        raise ValueError(f"[{place}].command: no word may hold a NUL character")
     function = entry.get("function", entry)
     name = function.get("name") if isinstance(function, dict) else None
     if not isinstance(name, str) or not name:
@@ -95,8 +98,10 @@ def _tool(entry: object, place: int) -> Tool:
 
 
 def describe_call(call: ToolCall) -> str:
-    """Return a call in one line, for people."""
-    return f"calls {call.name} {call.arguments_json}"[:SHOWN_CHARS_MAX]
+    """Return a call in one line, for people: they allow what it does, so what is cut is said."""
+    text = escape_line(f"calls {call.name} {call.arguments_json}")
+    left_out = len(text) - SHOWN_CHARS_MAX
+    return f"{text[:SHOWN_CHARS_MAX]}... ({left_out} more characters)" if left_out > 0 else text
 
 
 def result_of(call: ToolCall, text: str) -> ChatMessage:

@@ -21,10 +21,11 @@ from mlxd_controller.cli import options as o
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, is_unreachable, usage_error
 from mlxd_controller.cli.security import Server
+from mlxd_controller.cli.terminal.ending import end_by
 from mlxd_controller.cli.top.choices import Action, Choices, order, press, split_keys
 from mlxd_controller.cli.top.figures import Looks, View, view_of
 from mlxd_controller.cli.top.frame import ASCII, Blocks, Place, draw
-from mlxd_controller.cli.top.keyboard import end_by, full_screen, keys_at_once, signals
+from mlxd_controller.cli.top.keyboard import full_screen, keys_at_once, signals
 from mlxd_shared import config
 from mlxd_shared.domain import errors as e
 from mlxd_shared.domain.units import FOREVER_S
@@ -82,7 +83,9 @@ class Board:
 
 
 @ask_server
-async def top(*, interval: o.Interval = config.WATCH_INTERVAL_DEFAULT_S, where: Server) -> ExitCode:
+async def top(
+    *, interval: o.ShownEvery = config.WATCH_INTERVAL_DEFAULT_S, where: Server
+) -> ExitCode:
     """Show models, streams, speeds and memory, live. Keys: q, s, u, up and down."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         usage_error("mlxd top needs a terminal; `mlxd status --watch` and `mlxd ps` do not")

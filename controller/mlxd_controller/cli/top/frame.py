@@ -104,7 +104,7 @@ def _head(view: View, place: Place) -> Text:
         [f"{name}  {up}  {said}", f"{name}  {said}", f"{place.address}  {said}", said, name],
         place.columns,
     )
-    return Text(escape_line(words), style="bold")
+    return Text(words, style="bold")
 
 
 def _count(number: int, what: str) -> str:
@@ -113,8 +113,8 @@ def _count(number: int, what: str) -> str:
 
 def _first_that_fits(texts: Iterable[str], cells: int) -> str:
     last = ""
-    for last in texts:
-        if cell_len(escape_line(last)) <= cells:
+    for last in map(escape_line, texts):
+        if cell_len(last) <= cells:
             return last
     return shorten(last, cells)
 

@@ -20,8 +20,9 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
 
+from mlxd_controller.cli.terminal.ending import ENDING_SIGNALS
+
 READ_BYTES = 1024
-ENDING_SIGNALS = (signal.SIGTERM, signal.SIGHUP)
 Show = Callable[[list[Text]], None]
 
 
@@ -87,9 +88,3 @@ def signals(*, on_resize: Callable[[], None], on_end: Callable[[int], None]) -> 
     finally:
         for number in (signal.SIGWINCH, *ENDING_SIGNALS):
             loop.remove_signal_handler(number)
-
-
-def end_by(number: int) -> None:
-    """End this process by a signal, as it would have without us."""
-    signal.signal(number, signal.SIG_DFL)
-    os.kill(os.getpid(), number)

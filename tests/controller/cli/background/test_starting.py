@@ -79,6 +79,38 @@ async def test_where_none_is_started(tmp_path: Path) -> None:
             await check_nothing_started(await mlxd(*command, *where, **ALLOWED))
 
 
+@pytest.mark.asyncio
+async def test_none_is_started_for_a_command_line_that_is_wrong() -> None:
+    """It is refused first; nor is one for an address that would lead nobody to it."""
+    with own_port() as address:
+        for wrong in (
+            ("run", "demo"),  # neither a prompt nor a terminal
+            ("run", "demo", "Hi", "--set", "nothing"),
+            ("run", "demo", "Hi", "--tools", "/nobody/has/this"),
+            ("load", "demo", "--logit-bias", "x"),
+            ("score", "demo", "Hi", "you", "--instruction", "x"),
+        ):
+            ran = await mlxd(*wrong, "--address", address, **ALLOWED)
+            assert ran.code == 2, ran
+            assert "starting" not in ran.err
+    await check_nothing_started(
+        await mlxd("tokenize", "demo", "Once", "--address", "127.0.0.1:0", **ALLOWED)
+    )
+
+
+@pytest.mark.asyncio
+async def test_commands_at_once_start_one_server(tmp_path: Path) -> None:
+    """The second one waits for the first one's, and says nothing of a start."""
+    state = ALLOWED | {"XDG_STATE_HOME": str(tmp_path)}
+    with own_port() as address:
+        ask = ("tokenize", "demo", "Once", "--address", address)
+        both = await asyncio.gather(mlxd(*ask, **state), mlxd(*ask, **state))
+        await end_server(address)
+    assert [ran.code for ran in both] == [0, 0], both
+    assert sorted("starting" in ran.err for ran in both) == [False, True]
+    assert (tmp_path / "mlxd").stat().st_mode & 0o077 == 0
+
+
 def test_none_is_started_for_a_server_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
     """Whether it answers is not even looked at: a name may lead anywhere."""
     ensure_server(Server("192.0.2.1:8555", PLAIN))

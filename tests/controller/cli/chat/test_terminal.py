@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import stat
 import sys
 from pathlib import Path
@@ -149,6 +150,22 @@ async def test_an_answer_is_stopped_and_the_chat_goes_on() -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+async def test_a_signal_at_the_prompt_gives_the_terminal_back(number: signal.Signals) -> None:
+    """Keys are echoed and lines are edited as before, and the chat ends as by that signal."""
+    async with serving(Answers(load=[READY])) as fake:
+        chat = on_terminal("run", "demo", "--address", fake.address, term=XTERM)
+        async with chat as screen:
+            before = screen.modes
+            await at_prompt(screen)
+            assert screen.modes != before
+            screen.process.send_signal(number)
+            assert await screen.wait_ended() == -number
+            assert screen.modes == before
+            assert "Traceback" not in screen.screen
+
+
+@pytest.mark.asyncio
 async def test_what_was_typed_comes_back_in_the_next_chat(tmp_path: Path) -> None:
     """By the arrow; the file is its user's alone, and `--history none` has none."""
     history = tmp_path / "typed"
@@ -194,8 +211,11 @@ async def test_answers_alone_are_on_stdout(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_calls_are_answered_by_hand_or_by_a_command_that_is_allowed(tmp_path: Path) -> None:
-    """Each call is shown; nothing runs without a yes; the model is told the results."""
-    tools = tmp_path / "tools.json"
+    """Each call is shown; nothing runs without a yes; the model is told the results.
+
+    What is typed as a result is not for the history.
+    """
+    tools, history = tmp_path / "tools.json", tmp_path / "typed"
     ran = tmp_path / "ran"
     program = f"open({str(ran)!r}, 'a').write('x'); print('sunny in ' + input())"
     tools.write_text(json.dumps([
@@ -210,7 +230,7 @@ async def test_calls_are_answered_by_hand_or_by_a_command_that_is_allowed(tmp_pa
         ],
     )  # fmt: skip
     async with serving(answers) as fake:
-        options = ("--tools", str(tools), "--address", fake.address)
+        options = ("--tools", str(tools), "--history", str(history), "--address", fake.address)
         async with on_terminal("run", "demo", *options, term=XTERM) as screen:
             await at_prompt(screen)
             screen.type("Time?\r")
@@ -239,6 +259,8 @@ async def test_calls_are_answered_by_hand_or_by_a_command_that_is_allowed(tmp_pa
             screen.type(CTRL_D)
             assert await screen.wait_ended() == 0
     assert ran.read_text() == "x"
+    typed = [json.loads(line) for line in history.read_text().splitlines()]
+    assert typed == ["Time?", "Weather?", "And now?", "Again?"]
     last = conversations(fake)[-1]
     assert [content for role, content in last if role == "tool"] == [
         "12:00", "rain", 'sunny in {"a": 2}',

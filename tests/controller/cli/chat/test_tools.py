@@ -8,7 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from mlxd_controller.cli.chat.tools import Tool, ToolsNotUsable, read_tools, run_command
+from mlxd_controller.cli.chat.tools import (
+    SHOWN_CHARS_MAX,
+    Tool,
+    ToolsNotUsable,
+    describe_call,
+    read_tools,
+    run_command,
+)
 from mlxd_shared.config import TOOL_RESULT_BYTES_MAX, TOOLS_FILE_BYTES_MAX
 from mlxd_shared.domain.chats import ToolCall
 
@@ -42,6 +49,7 @@ def test_tools_are_sent_as_the_file_has_them(tmp_path: Path) -> None:
         ([WEATHER, {"function": {}}], r"\[1\]: a function without a name"),
         ([WEATHER | {"comand": ["x"]}], "'comand' is no key"),
         ([{"function": WEATHER, "name": "x"}], "'name' is no key"),
+        ([WEATHER | {"command": ["x\0"]}], "no word may hold a NUL"),
         ([WEATHER | {"command": "x"}], "not a list of words"), ([WEATHER, WEATHER], "one name"),
         (" " * (TOOLS_FILE_BYTES_MAX + 1), "at most"),
     ],
@@ -52,6 +60,15 @@ def test_what_is_no_list_of_tools_is_refused(tmp_path: Path, content: object, wo
         tools_of(tmp_path, content)
     with pytest.raises(ToolsNotUsable, match="cannot be read"):
         read_tools(tmp_path / "none")
+
+
+def test_a_call_is_shown_as_one_line_that_says_what_it_leaves_out() -> None:
+    """Whoever allows it knows that there is more, and no line of it looks like a question."""
+    shown = describe_call(ToolCall("t", '{"a":\n"b\x1b[2J"}'))
+    assert shown == r'calls t {"a":\x0a"b\x1b[2J"}'
+    long = describe_call(ToolCall("t", "x" * (SHOWN_CHARS_MAX + 5)))
+    assert long.endswith("x... (13 more characters)")
+    assert len(describe_call(ToolCall("t", "x" * (SHOWN_CHARS_MAX - 8)))) == SHOWN_CHARS_MAX
 
 
 def run_python(program: str, arguments: str = "{}") -> str:

@@ -149,6 +149,15 @@ def add_services(fake: FakeServer, server: object) -> None:
 
 
 @pytest.mark.asyncio
+async def test_the_help_speaks_of_no_option_that_there_is_not() -> None:
+    """`--interval` is of a view that always watches."""
+    ran = await mlxd("top", "--help")
+    assert ran.code == 0
+    assert "--interval" in ran.out
+    assert "--watch" not in ran.out
+
+
+@pytest.mark.asyncio
 async def test_without_a_terminal_or_a_server_there_is_no_view() -> None:
     """In one line, and at once."""
     async with serving(answers()) as fake:

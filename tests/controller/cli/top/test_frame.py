@@ -118,6 +118,14 @@ def test_a_server_that_is_lost_is_said_first() -> None:
     assert any("loading 50%" in line for line in shown)
 
 
+def test_why_a_server_is_lost_steers_no_terminal() -> None:
+    """The reason is a server's text: in one line of the terminal's width, whatever it holds."""
+    place = Place(40, 8, "127.0.0.1:8555", lost="\x1b[2J\nbad " * 9)
+    head = draw(view(), Choices(), place)[0].plain
+    assert head.isprintable()
+    assert cell_len(head) <= 40
+
+
 def test_why_a_model_failed_is_said_when_it_is_chosen() -> None:
     """In one line, whatever its text."""
     failed = ModelLine("a", ModelState.FAILED, None, None, 0, 0, None, 0, "", error="it\n died")

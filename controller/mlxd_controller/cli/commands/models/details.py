@@ -47,7 +47,7 @@ class FileFacts:
 
 @ask_server
 async def show(
-    model: Annotated[str, named_model("A name, alias or digest.")],
+    model: Annotated[str, named_model("A name, alias or digest.", metavar="MODEL")],
     *,
     output: o.Output = None,
     as_json: o.Json = False,
@@ -75,9 +75,10 @@ def read_facts(path: Path, digest: str) -> FileFacts | None:
         if model_digest(files) != digest:
             return None
         described = describe(files)
+        licence = read_licence(files)
     except (InvalidModel, OSError):
         return None
-    return FileFacts(described.weight_values, describe_packing(described), read_licence(files))
+    return FileFacts(described.weight_values, describe_packing(described), licence)
 
 
 def describe_packing(described: Description) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -85,7 +86,7 @@ class Form:
 
 
 @ask_or_start_server
-async def load(
+def load(
     model: ModelOrPath,
     *,
     name: Name = "",
@@ -96,7 +97,7 @@ async def load(
     sampling: o.Sampling,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> Coroutine[Any, Any, ExitCode]:
     """Load a model and show its progress. Sampling options become the model's defaults."""
     spec = replace(
         form.spec(),
@@ -105,6 +106,10 @@ async def load(
         pinned=True if pin else None,
         priority=priority,
     )
+    return _load(where, model, name, spec, as_json=as_json)
+
+
+async def _load(where: Server, model: str, name: str, spec: LoadSpec, *, as_json: bool) -> ExitCode:
     loaded: Model | None = None
     async with where.client() as client:
         try:

@@ -18,6 +18,7 @@ from mlxd_controller.cli.stores import hub_cache_of
 from mlxd_controller.cli.terminal.progress import ByteBar
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 from mlxd_shared.domain.units import format_bytes
+from mlxd_shared.ops.terminal import escape_line
 from mlxd_shared.security.net import parse_address
 
 if TYPE_CHECKING:
@@ -118,7 +119,8 @@ def offer_pull(error: ModelNotFound, where: Server) -> bool:
     if not (is_here and may_be_there):
         return False
     hub = os.environ.get("HF_ENDPOINT") or "Hugging Face"
-    if not typer.confirm(f"{error.model} is not here. Pull it from {hub}?", default=True, err=True):
+    question = escape_line(f"{error.model} is not here. Pull it from {hub}?")
+    if not typer.confirm(question, default=True, err=True):
         return False
     say(_describe(error.model, _pull_now(error.model, None, None)))
     return True

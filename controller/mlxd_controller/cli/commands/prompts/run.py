@@ -11,11 +11,11 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
@@ -30,7 +30,7 @@ from mlxd_controller.cli.commands.models.pull import offer_pull
 from mlxd_controller.cli.commands.prompts.generate import MaxTokens, Stats
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.configuration.values import LEFT_OUT
-from mlxd_controller.cli.grouping import ask_or_start_server
+from mlxd_controller.cli.grouping import Session, Work, ask_or_start_server
 from mlxd_controller.cli.outcome import (
     ExitCode,
     complain,
@@ -126,7 +126,7 @@ def run(
     keep_alive: o.KeepAlive = None,
     stats: Stats = False,
     where: Server,
-) -> Coroutine[Any, Any, ExitCode]:
+) -> Work | Session:
     """Load a model if necessary and chat with it, or answer one PROMPT."""
     talk = Talk(
         model=model_argument(model),
@@ -140,7 +140,7 @@ def run(
     )
     text = _one_message(prompt)
     if text is None:
-        _chat(where, talk, chatting.history_file())
+        return partial(_chat, where, talk, chatting.history_file())
     return _answer_once(where, talk, text)
 
 

@@ -101,3 +101,12 @@ def test_a_licence_is_that_of_the_card_or_of_its_file(
     for name, text in files.items():
         (folder / name).write_bytes(text.encode("latin-1"))
     assert read_licence(files_of(folder)) == licence
+
+
+def test_of_files_that_cannot_be_read_nothing_is_said(tmp_path: Path) -> None:
+    """The card too: a folder in its place is no traceback."""
+    folder = write_tiny_model(tmp_path / "m")
+    digest = model_digest(folder)
+    assert read_facts(folder, digest) is not None
+    (folder / "README.md").mkdir()
+    assert read_facts(folder, digest) is None

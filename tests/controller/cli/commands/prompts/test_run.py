@@ -126,7 +126,7 @@ class Typed:
     def __init__(self, *lines: str) -> None:
         self._lines = iter(lines)
 
-    def read(self, prompt: str) -> str:
+    def read(self, prompt: str, *, keeps: bool = True) -> str:
         """Return the next line."""
         for line in self._lines:
             return line
