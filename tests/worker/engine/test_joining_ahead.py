@@ -9,8 +9,11 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.layers.shapes import WIDE_SLOTS_MAX
 from mlxd_worker.cache.layers.tokens import READS_MAX
+from mlxd_worker.cache.prefix.lookup import PUT_BACK_MIN
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
@@ -18,6 +21,7 @@ from mlxd_worker.engine.request import Finished, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import Speculator
 from mlxd_worker.engine.stepping.choose import choose
 from mlxd_worker.models.base import Model, Passes
+from tests.support.counting import calls_of
 from tests.support.engines import GREEDY, Collected
 from tests.worker.engine.test_ahead import Silent
 from tests.worker.in_place import compiled_in_place
@@ -156,6 +160,24 @@ def test_a_beginning_is_put_back_while_a_step_is_ahead(model: Model) -> None:
     assert finished.usage.cached_tokens >= len(common) - 1
     assert sink.ids == alone(model, prompt)
     assert beside.ids == alone(model, prompt_of(4, 6), max_tokens=30)
+
+
+@pytest.mark.parametrize(("common", "restored"), [(PUT_BACK_MIN - 1, 0), (PUT_BACK_MIN, 1)])
+def test_a_few_tokens_in_common_are_read_anew(model: Model, common: int, restored: int) -> None:
+    """Every text begins with some token: to put that back would have each row wait for a step."""
+    served = in_place(model, prefix_nbytes=1 << 24)
+    beginning = prompt_of(3, common)
+    served.submit((*beginning, 60, 61), max_tokens=2)
+    served.finish()
+    prompt = (*beginning, 7, 8, 9)
+    sink = served.submit(prompt)
+
+    assert calls_of(served.finish, RowContents.restore) == restored
+    finished = sink.events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.cached_tokens == restored * common
+    assert finished.usage.cache_reason is CacheReason.DIVERGED
+    assert sink.ids == alone(model, prompt)
 
 
 def test_rows_guess_only_what_a_pass_in_place_reads(model: Model) -> None:
