@@ -10,6 +10,7 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_worker.cache import changes
 from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.layers.shapes import WIDE_SLOTS_MAX
 from mlxd_worker.cache.layers.tokens import READS_MAX
@@ -178,6 +179,42 @@ def test_a_few_tokens_in_common_are_read_anew(model: Model, common: int, restore
     assert finished.usage.cached_tokens == restored * common
     assert finished.usage.cache_reason is CacheReason.DIVERGED
     assert sink.ids == alone(model, prompt)
+
+
+def test_rows_that_end_are_kept_without_a_wait(model: Model) -> None:
+    """Their copies go behind the step that is ahead, and their slots' next rows behind these."""
+    served = in_place(model, prefix_nbytes=1 << 24)
+    prompts = [prompt_of(number, 70) for number in range(ROWS_MAX)]
+    sinks = [served.submit(prompt) for prompt in prompts]
+    while not served.stepper.ahead:
+        served.engine.step()
+    newcomers = [prompt_of(number, 30) for number in (5, 6)]
+    sinks += [served.submit(prompt) for prompt in newcomers]
+
+    assert calls_of(served.finish, changes.wait) == 0
+    for sink, prompt in zip(sinks, (*prompts, *newcomers), strict=True):
+        assert sink.ids == alone(model, prompt)
+    for sink, prompt in zip(sinks[:ROWS_MAX], prompts, strict=True):
+        longer = (*prompt, *sink.ids, 7, 8)
+        again = served.submit(longer)
+        served.finish()
+        finished = again.events[-1]
+        assert isinstance(finished, Finished)
+        assert finished.usage.cached_tokens == len(prompt) + len(sink.ids) - 1
+        assert again.ids == alone(model, longer)
+
+
+def test_prompts_apart_wait_for_other_prompts_and_copies_too(model: Model) -> None:
+    """No step's tokens tell when these are done, and behind them an arena is copied whole."""
+    served = in_place(model)
+    served.submit(prompt_of(1, 4), max_tokens=30)
+    while not served.stepper.ahead:
+        served.engine.step()
+    served.submit(prompt_of(2, 9), prompt_logprobs=1)
+
+    assert calls_of(served.finish, changes.wait_for_all) >= 1
+    served.stepper.drop()
+    assert calls_of(served.stepper.rest, changes.wait_for_all) == 1
 
 
 def test_rows_guess_only_what_a_pass_in_place_reads(model: Model) -> None:

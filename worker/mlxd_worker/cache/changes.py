@@ -127,6 +127,11 @@ def evaluate(layers: Sequence[LayerCache]) -> None:
     wait([list(layer.arrays().values()) for layer in layers])
 
 
+def wait_for_all() -> None:
+    """Wait for all that was ever dispatched here, until nothing of it refers to any array."""
+    mx.synchronize()
+
+
 def wait(arrays: object) -> None:
     """Evaluate arrays, all in one submission, and wait for them."""
     mx.eval(arrays)

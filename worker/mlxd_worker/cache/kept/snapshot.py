@@ -4,8 +4,8 @@ Invariants:
 - A lazy snapshot is a range of a row's positions and owns nothing; what it names stands in the
   row's arenas, untouched: whoever is about to write there has it copied out first, and so has
   whoever frees the row. It can be read, for any row, and stays lazy.
-- An owned snapshot owns compact, evaluated arrays, never a view: a view would keep the whole arena,
-  or the whole of what was split, alive. `nbytes` is exactly what closing it gives back.
+- An owned snapshot owns compact arrays, evaluated or under way, never a view: a view would keep the
+  whole arena, or the whole of what was split, alive. `nbytes` is what closing it gives back.
 - Sliceable kinds keep [start, stop), positions along `POSITION_AXIS`; whole-state kinds keep the
   state at `stop`, and are owned from the start.
 - Each snapshot ends exactly once: closed, or used up by `split` or `merge`. The book knows all open
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.changes import wait
 from mlxd_worker.kernels.device import runs_cpu
 
 POSITION_AXIS = -2
@@ -234,13 +235,20 @@ class SnapshotBook:
         self._count(layers, 1)
         return self._enter(Snapshot(self, self._next_ident, kind, start, stop, layers=layers))
 
-    def copy_out(self, snapshots: Sequence[Snapshot]) -> None:
-        """Let lazy snapshots own what they name: one evaluation for all, then the hooks."""
+    def copy_out(self, snapshots: Sequence[Snapshot], *, waits: bool = True) -> None:
+        """Let lazy snapshots own what they name: one evaluation for all, then the hooks.
+
+        waits: until they are copied; else that is only dispatched. Then whoever changes the arenas
+        otherwise than by kernels in place waits first: MLX would write into a copy of them.
+        """
         if not snapshots:
             return
         allocate_exactly()
         copies = [snapshot.read() for snapshot in snapshots]
-        mx.eval(copies)
+        if waits:
+            wait(copies)
+        else:
+            mx.async_eval(copies)  # type: ignore[no-untyped-call]
         for snapshot, layers in zip(snapshots, copies, strict=True):
             self._forget_row(snapshot)
             self._count(layers, 1)
