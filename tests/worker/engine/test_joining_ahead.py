@@ -25,7 +25,7 @@ from mlxd_worker.models.base import Model, Passes
 from tests.support.counting import calls_of
 from tests.support.engines import GREEDY, Collected
 from tests.worker.engine.test_ahead import Silent
-from tests.worker.in_place import compiled_in_place
+from tests.worker.in_place import InPlace, compiled_in_place
 from tests.worker.tiny import config_with, load, write_model
 
 CONTEXT = 1024
@@ -215,6 +215,27 @@ def test_prompts_apart_wait_for_other_prompts_and_copies_too(model: Model) -> No
     assert calls_of(served.finish, changes.wait_for_all) >= 1
     served.stepper.drop()
     assert calls_of(served.stepper.rest, changes.wait_for_all) == 1
+
+
+def test_what_nobody_judged_is_cleared_for_the_next_row(model: Model) -> None:
+    """A row cancelled in its prompt may hold what is no number: the next one does not meet it."""
+    served = in_place(model)
+    served.submit(prompt_of(2, LONG))
+    served.engine.step()
+    row = served.engine._rows[StreamId(1)]
+    assert not row.decoding
+    caches = served.engine._caches
+    place = caches.table.place(row.id)
+    for layer in caches.layers:
+        assert isinstance(layer, InPlace)
+        keys, values = layer.lend(place.arena)
+        values[place.slot, :, row.offset - 1] = mx.nan
+        layer.settle(place.arena, [keys, values])
+    served.engine.cancel(StreamId(1))
+    sink = served.submit(prompt_of(3, 9))
+    served.finish()
+
+    assert sink.ids == alone(model, prompt_of(3, 9))
 
 
 def test_rows_guess_only_what_a_pass_in_place_reads(model: Model) -> None:

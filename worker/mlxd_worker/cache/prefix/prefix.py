@@ -213,7 +213,8 @@ class PrefixCache:
             tenant.keep_last(0)
             del self._tenants[row]
             self._make_room(self._owed_nbytes(row))
-        self._caches.leave(row, sound=sound)
+        # Nobody has seen whether what a row holds that has drawn nothing are numbers.
+        self._caches.leave(row, sound=sound and bool(generated))
         self._make_room(0)
         if self.disk is not None and self.nbytes > SHORT_FRACTION * self.budget_nbytes:
             self.disk.note_doomed(self._trie.find_doomed(int(DOOMED_FRACTION * self.budget_nbytes)))
