@@ -12,7 +12,7 @@ from mlxd_worker.cache import changes
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import Snapshot, SnapshotError, _take_some, split
+from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError, _take_some, split
 from tests.plugins.leaks import Counting, watching
 from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
@@ -134,7 +134,8 @@ def test_a_snapshot_is_split_and_joined_in_one_evaluation_each(cache_pair: Pair)
 
 def test_a_second_copy_of_a_large_snapshot_is_made_in_parts() -> None:
     """What is copied at once is bounded, or one layer's."""
-    states = [(mx.zeros((1, 1, LIFTED_NBYTES // 3 // 4, 1)),) for _ in range(5)]
+    array = mx.zeros((1, 1, LIFTED_NBYTES // 3 // 4, 1))
+    states: list[LayerState] = [(array,) for _ in range(5)]
     sizes = []
     while states:
         sizes.append(len(_take_some(states)))
