@@ -334,7 +334,7 @@ class SnapshotBook:
             some = _take_some(before)
             others, after = after[: len(some)], after[len(some) :]
             allocate_exactly()
-            joined = [_joined(*states) for states in zip(some, others, strict=True)]
+            joined = [_concatenate(*states) for states in zip(some, others, strict=True)]
             wait(joined)
             layers += joined
         return self.add_owned(kind, start, stop, tuple(layers))
@@ -372,7 +372,7 @@ def _nbytes_of(state: LayerState) -> int:
     return sum(array.nbytes for array in state)
 
 
-def _joined(before: LayerState, after: LayerState) -> LayerState:
+def _concatenate(before: LayerState, after: LayerState) -> LayerState:
     """Return two adjacent states of a layer as one, lazy."""
     pairs = zip(before, after, strict=True)
     return tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in pairs)
