@@ -8,10 +8,13 @@ from functools import partial
 import mlx.core as mx
 import pytest
 
+from mlxd_worker.cache import changes
 from mlxd_worker.cache.base import Kind, RowError, RowId
+from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import Snapshot, SnapshotError, split
+from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError, _take_some, split
 from tests.plugins.leaks import Counting, watching
+from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import Recurrent, Subject, rotating, standard
@@ -108,6 +111,35 @@ def test_many_layers_are_copied_out_in_one_evaluation(cache_pair: Pair) -> None:
     assert grown_nbytes(lambda: mx.eval(states)) == 300 * TOKEN_NBYTES * LAYERS
     assert snapshot.lazy
     snapshot.close()
+
+
+def test_a_snapshot_is_split_and_joined_in_one_evaluation_each(cache_pair: Pair) -> None:
+    """A GPU's host waits once for all layers that a second copy has room for; all stay the same."""
+    snapshot = keep(cache_pair, row_of(cache_pair, 300))
+    snapshot.materialise()
+    before = [[mx.array(array) for array in state] for state in snapshot.layers]
+    book = cache_pair.caches.contents.book
+    parts: list[Snapshot] = []
+    merged: list[Snapshot | None] = []
+
+    assert calls_of(lambda: parts.extend(book.split(snapshot, 100)), changes.wait) == 1
+    assert calls_of(lambda: merged.append(book.merge(*parts)), changes.wait) == 1
+
+    (whole,) = merged
+    assert whole is not None
+    for state, arrays in zip(whole.layers, before, strict=True):
+        assert all(mx.array_equal(*both).item() for both in zip(state, arrays, strict=True))
+    whole.close()
+
+
+def test_a_second_copy_of_a_large_snapshot_is_made_in_parts() -> None:
+    """What is copied at once is bounded, or one layer's."""
+    array = mx.zeros((1, 1, LIFTED_NBYTES // 3 // 4, 1))
+    states: list[LayerState] = [(array,) for _ in range(5)]
+    sizes = []
+    while states:
+        sizes.append(len(_take_some(states)))
+    assert sizes == [3, 2]
 
 
 def test_the_hook_tells_the_bytes_that_were_added(cache_pair: Pair) -> None:

@@ -9,8 +9,12 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxd_shared.domain.cache_reasons import CacheReason
+from mlxd_worker.cache import changes
+from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.layers.shapes import WIDE_SLOTS_MAX
 from mlxd_worker.cache.layers.tokens import READS_MAX
+from mlxd_worker.cache.prefix.lookup import PUT_BACK_MIN
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
@@ -18,9 +22,10 @@ from mlxd_worker.engine.request import Finished, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import Speculator
 from mlxd_worker.engine.stepping.choose import choose
 from mlxd_worker.models.base import Model, Passes
+from tests.support.counting import calls_of
 from tests.support.engines import GREEDY, Collected
 from tests.worker.engine.test_ahead import Silent
-from tests.worker.in_place import compiled_in_place
+from tests.worker.in_place import InPlace, compiled_in_place
 from tests.worker.tiny import config_with, load, write_model
 
 CONTEXT = 1024
@@ -156,6 +161,81 @@ def test_a_beginning_is_put_back_while_a_step_is_ahead(model: Model) -> None:
     assert finished.usage.cached_tokens >= len(common) - 1
     assert sink.ids == alone(model, prompt)
     assert beside.ids == alone(model, prompt_of(4, 6), max_tokens=30)
+
+
+@pytest.mark.parametrize(("common", "restored"), [(PUT_BACK_MIN - 1, 0), (PUT_BACK_MIN, 1)])
+def test_a_few_tokens_in_common_are_read_anew(model: Model, common: int, restored: int) -> None:
+    """Every text begins with some token: to put that back would have each row wait for a step."""
+    served = in_place(model, prefix_nbytes=1 << 24)
+    beginning = prompt_of(3, common)
+    served.submit((*beginning, 60, 61), max_tokens=2)
+    served.finish()
+    prompt = (*beginning, 7, 8, 9)
+    sink = served.submit(prompt)
+
+    assert calls_of(served.finish, RowContents.restore) == restored
+    finished = sink.events[-1]
+    assert isinstance(finished, Finished)
+    assert finished.usage.cached_tokens == restored * common
+    assert finished.usage.cache_reason is CacheReason.DIVERGED
+    assert sink.ids == alone(model, prompt)
+
+
+def test_rows_that_end_are_kept_without_a_wait(model: Model) -> None:
+    """Their copies go behind the step that is ahead, and their slots' next rows behind these."""
+    served = in_place(model, prefix_nbytes=1 << 24)
+    prompts = [prompt_of(number, 70) for number in range(ROWS_MAX)]
+    sinks = [served.submit(prompt) for prompt in prompts]
+    while not served.stepper.ahead:
+        served.engine.step()
+    newcomers = [prompt_of(number, 30) for number in (5, 6)]
+    sinks += [served.submit(prompt) for prompt in newcomers]
+
+    assert calls_of(served.finish, changes.wait) == 0
+    for sink, prompt in zip(sinks, (*prompts, *newcomers), strict=True):
+        assert sink.ids == alone(model, prompt)
+    for sink, prompt in zip(sinks[:ROWS_MAX], prompts, strict=True):
+        longer = (*prompt, *sink.ids, 7, 8)
+        again = served.submit(longer)
+        served.finish()
+        finished = again.events[-1]
+        assert isinstance(finished, Finished)
+        assert finished.usage.cached_tokens == len(prompt) + len(sink.ids) - 1
+        assert again.ids == alone(model, longer)
+
+
+def test_prompts_apart_wait_for_other_prompts_and_copies_too(model: Model) -> None:
+    """No step's tokens tell when these are done, and behind them an arena is copied whole."""
+    served = in_place(model)
+    served.submit(prompt_of(1, 4), max_tokens=30)
+    while not served.stepper.ahead:
+        served.engine.step()
+    served.submit(prompt_of(2, 9), prompt_logprobs=1)
+
+    assert calls_of(served.finish, changes.wait_for_all) >= 1
+    served.stepper.drop()
+    assert calls_of(served.stepper.rest, changes.wait_for_all) == 1
+
+
+def test_what_nobody_judged_is_cleared_for_the_next_row(model: Model) -> None:
+    """A row cancelled in its prompt may hold what is no number: the next one does not meet it."""
+    served = in_place(model)
+    served.submit(prompt_of(2, LONG))
+    served.engine.step()
+    row = served.engine._rows[StreamId(1)]
+    assert not row.decoding
+    caches = served.engine._caches
+    place = caches.table.place(row.id)
+    for layer in caches.layers:
+        assert isinstance(layer, InPlace)
+        keys, values = layer.lend(place.arena)
+        values[place.slot, :, row.offset - 1] = mx.nan
+        layer.settle(place.arena, [keys, values])
+    served.engine.cancel(StreamId(1))
+    sink = served.submit(prompt_of(3, 9))
+    served.finish()
+
+    assert sink.ids == alone(model, prompt_of(3, 9))
 
 
 def test_rows_guess_only_what_a_pass_in_place_reads(model: Model) -> None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any, ClassVar, SupportsIndex
 
 import pytest
 
 from mlxd_shared.domain.errors import DeadlinePassed, InternalError
+from mlxd_worker.engine.prefilling import begin_alike
 from mlxd_worker.engine.request import Failed
 from mlxd_worker.engine.waiting import OVERTAKES_MAX
 from tests.support.clocks import Clock
@@ -48,6 +50,39 @@ def steps_to_first(tiny: TinyEngine, sink: Collected) -> int:
         if sink.events:
             return step
     raise AssertionError("no token")
+
+
+class Watched(tuple[int, ...]):
+    """A prompt that counts how many of its tokens are copied."""
+
+    __slots__ = ()
+    copied: ClassVar[int] = 0
+
+    def __getitem__(self, at: SupportsIndex | slice) -> Any:
+        """Count what a slice copies."""
+        part = super().__getitem__(at)
+        if isinstance(part, tuple):
+            Watched.copied += len(part)
+        return part
+
+
+@pytest.mark.parametrize(
+    ("other", "count", "alike", "copied"),
+    [
+        (tuple(range(1000, 2000)), 900, False, 0),
+        (tuple(range(800)), 900, False, 0),
+        (tuple(range(1000)), 900, True, 900),
+        ((7, *range(1, 1000)), 900, False, 900),
+        ((0, 1, 9), 2, True, 2),
+    ],
+)
+def test_prompts_that_differ_are_told_apart_without_copies(
+    other: tuple[int, ...], count: int, alike: bool, copied: int
+) -> None:
+    """Each waiting prompt is held against each being read: of most pairs one token says enough."""
+    prompt, Watched.copied = Watched(range(1000)), 0
+    assert begin_alike(prompt, other, count) is alike
+    assert prompt.copied == copied
 
 
 def test_waiting_streams_join_by_priority_deadline_and_age(folder: Path, clock: Clock) -> None:

@@ -13,7 +13,7 @@ Invariants:
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import mlx.core as mx
 
@@ -33,6 +33,7 @@ LIFTED_NBYTES: Final = 32 << 20
 """As much as MLX's own pool holds on a CPU: 32 layers of 8 heads of 128 halves, 256 tokens."""
 
 Lifted = dict[Place, tuple[mx.array, ...]]
+L = TypeVar("L")
 
 
 def carry_out(
@@ -103,13 +104,13 @@ def _without_second_moves(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def in_parts(
-    layers: Sequence[LayerCache],
-    nbytes_of: Callable[[LayerCache], int],
+    layers: Sequence[L],
+    nbytes_of: Callable[[L], int],
     *,
     nbytes_max: int = LIFTED_NBYTES,
-) -> Iterator[Sequence[LayerCache]]:
-    """Yield the layers in parts by the bytes lifted from each, up to a limit."""
-    some: list[LayerCache] = []
+) -> Iterator[list[L]]:
+    """Yield layers, or what they hold, in parts by the bytes of each, up to a limit."""
+    some: list[L] = []
     nbytes = 0
     for layer in layers:
         own = nbytes_of(layer)
@@ -125,6 +126,11 @@ def in_parts(
 def evaluate(layers: Sequence[LayerCache]) -> None:
     """Evaluate what layers have of rows, all in one submission, and wait for it."""
     wait([list(layer.arrays().values()) for layer in layers])
+
+
+def wait_for_all() -> None:
+    """Wait for all that was ever dispatched here, until nothing of it refers to any array."""
+    mx.synchronize()
 
 
 def wait(arrays: object) -> None:

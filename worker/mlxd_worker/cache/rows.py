@@ -75,7 +75,9 @@ class RowCaches:
         self._spans = capacity_classes(context_max, rows_max)
         self._sizes = slot_sizes(rows_max)
         self._lifted_nbytes = lifted_nbytes
-        self.contents = RowContents(self.layers, self.table.place, lifted_nbytes=lifted_nbytes)
+        self.contents = RowContents(
+            self.layers, self.table.place, lifted_nbytes=lifted_nbytes, in_place=self.in_place
+        )
         self._stateful = tuple(layer for layer in self.layers if layer is not None)
         self._rest: Callable[[], None] | None = None
         self._layout: Layout | None = None

@@ -313,9 +313,19 @@ class Prefill:
                 continue
             left = other.prefill_left - self._coming.get(other.id, 0)
             both = known + max(left, SHARED_MIN_TOKENS)
-            if both <= _reusable(row) and prompt[:both] == other.request.prompt[:both]:
+            if both <= _reusable(row) and begin_alike(prompt, other.request.prompt, both):
                 return True
         return False
+
+
+def begin_alike(prompt: Sequence[int], other: Sequence[int], count: int) -> bool:
+    """Tell whether two prompts have their first `count` tokens, one or more, in common. Pure.
+
+    Most that do not differ in the last of these: then nothing is copied, however long they are.
+    """
+    if len(other) < count or prompt[count - 1] != other[count - 1]:
+        return False
+    return prompt[:count] == other[:count]
 
 
 def _is_alone(row: Row) -> bool:

@@ -50,11 +50,14 @@ class RowContents:
         place: Callable[[RowId], Place],
         *,
         lifted_nbytes: int = LIFTED_NBYTES,
+        in_place: bool = False,
     ) -> None:
         """Look after the rows of `layers` (None for a stateless one), which `place` finds.
 
-        lifted_nbytes: what may be out of its row at once, see `changes`.
+        lifted_nbytes: what may be out of its row at once, see `changes`. in_place: passes write by
+        kernels, which go behind what is under way; whoever else writes calls `rest` first.
         """
+        self._in_place = in_place
         self._lifted_nbytes = lifted_nbytes
         self._place = place
         self._layers: dict[Kind, list[LayerCache]] = {}
@@ -166,11 +169,14 @@ class RowContents:
     def leaving(self, row: RowId) -> None:
         """Forget a row that is about to lose its place; its lazy snapshots are copied out.
 
+        In place nobody waits for that: it goes behind the step under way, and the slot's next row
+        behind it.
+
         Raises:
             RowError: unknown row.
         """
         self._drop_captures(self._of(row))
-        self.book.copy_out(self.book.lazy_of(row))
+        self.book.copy_out(self.book.lazy_of(row), waits=not self._in_place)
         del self._rows[row]
 
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Snapshot | None:

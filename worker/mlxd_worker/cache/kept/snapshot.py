@@ -4,8 +4,8 @@ Invariants:
 - A lazy snapshot is a range of a row's positions and owns nothing; what it names stands in the
   row's arenas, untouched: whoever is about to write there has it copied out first, and so has
   whoever frees the row. It can be read, for any row, and stays lazy.
-- An owned snapshot owns compact, evaluated arrays, never a view: a view would keep the whole arena,
-  or the whole of what was split, alive. `nbytes` is exactly what closing it gives back.
+- An owned snapshot owns compact arrays, evaluated or under way, never a view: a view would keep the
+  whole arena, or the whole of what was split, alive. `nbytes` is what closing it gives back.
 - Sliceable kinds keep [start, stop), positions along `POSITION_AXIS`; whole-state kinds keep the
   state at `stop`, and are owned from the start.
 - Each snapshot ends exactly once: closed, or used up by `split` or `merge`. The book knows all open
@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.changes import in_parts, wait
 from mlxd_worker.kernels.device import runs_cpu
 
 POSITION_AXIS = -2
@@ -234,13 +235,20 @@ class SnapshotBook:
         self._count(layers, 1)
         return self._enter(Snapshot(self, self._next_ident, kind, start, stop, layers=layers))
 
-    def copy_out(self, snapshots: Sequence[Snapshot]) -> None:
-        """Let lazy snapshots own what they name: one evaluation for all, then the hooks."""
+    def copy_out(self, snapshots: Sequence[Snapshot], *, waits: bool = True) -> None:
+        """Let lazy snapshots own what they name: one evaluation for all, then the hooks.
+
+        waits: until they are copied; else that is only dispatched. Then whoever changes the arenas
+        otherwise than by kernels in place waits first: MLX would write into a copy of them.
+        """
         if not snapshots:
             return
         allocate_exactly()
         copies = [snapshot.read() for snapshot in snapshots]
-        mx.eval(copies)
+        if waits:
+            wait(copies)
+        else:
+            mx.async_eval(copies)  # type: ignore[no-untyped-call]
         for snapshot, layers in zip(snapshots, copies, strict=True):
             self._forget_row(snapshot)
             self._count(layers, 1)
@@ -268,14 +276,18 @@ class SnapshotBook:
         self.end(snapshot)
         if row is not None:
             return self.add_lazy(row, kind, start, at), self.add_lazy(row, kind, at, stop)
-        left, right = [], []
-        # Layer by layer, each released when done: a second copy takes one layer's memory only.
+        left: list[LayerState] = []
+        right: list[LayerState] = []
         while layers:
-            state = layers.pop(0)
+            some = _take_some(layers)
             allocate_exactly()
-            left.append(_compact(state, 0, at - start))
-            right.append(_compact(state, at - start, stop - start))
-            mx.eval(left[-1], right[-1])
+            parts = [
+                (_compact(state, 0, at - start), _compact(state, at - start, stop - start))
+                for state in some
+            ]
+            wait(parts)
+            left += [before for before, _ in parts]
+            right += [after for _, after in parts]
         return (
             self.add_owned(kind, start, at, tuple(left)),
             self.add_owned(kind, at, stop, tuple(right)),
@@ -317,12 +329,14 @@ class SnapshotBook:
         before, after = list(parent.read()), list(child.read())
         parent.close()
         child.close()
-        layers = []
+        layers: list[LayerState] = []
         while before:
-            pairs = zip(before.pop(0), after.pop(0), strict=True)
+            some = _take_some(before)
+            others, after = after[: len(some)], after[len(some) :]
             allocate_exactly()
-            layers.append(tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in pairs))
-            mx.eval(layers[-1])
+            joined = [_concatenate(*states) for states in zip(some, others, strict=True)]
+            wait(joined)
+            layers += joined
         return self.add_owned(kind, start, stop, tuple(layers))
 
     def _enter(self, snapshot: Snapshot) -> Snapshot:
@@ -342,6 +356,26 @@ class SnapshotBook:
         del named[snapshot.ident]
         if not named:
             del self._lazy[snapshot.row]
+
+
+def _take_some(layers: list[LayerState]) -> list[LayerState]:
+    """Take the first layers away from a list: those copied together, each released when done.
+
+    So a second copy takes no more than `LIFTED_NBYTES`, or one layer's memory.
+    """
+    some = next(iter(in_parts(layers, _nbytes_of)))
+    del layers[: len(some)]
+    return some
+
+
+def _nbytes_of(state: LayerState) -> int:
+    return sum(array.nbytes for array in state)
+
+
+def _concatenate(before: LayerState, after: LayerState) -> LayerState:
+    """Return two adjacent states of a layer as one, lazy."""
+    pairs = zip(before, after, strict=True)
+    return tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in pairs)
 
 
 def _compact(state: LayerState, first: int, last: int) -> LayerState:

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_worker.cache.base import Kind
@@ -31,6 +31,12 @@ class Held(Protocol):
     @property
     def stop(self) -> int:
         """The end of the positions kept, or the length that the state stands for."""
+
+
+PUT_BACK_MIN: Final = 64
+"""Fewer tokens are read anew where passes write in place: no pass over a prompt is over fewer
+there, while putting them back waits for all that is under way. And every prompt shares a few tokens
+with others, those with which a text or a chat begins."""
 
 
 S = TypeVar("S", bound=Held)
@@ -70,6 +76,11 @@ class Target(Generic[S]):
 
     offset: int
     parts: tuple[S, ...]
+
+
+def worth_putting_back(tokens: int, *, in_place: bool) -> int:
+    """Return how many of so many tokens are put back: all, or none where reading them is less."""
+    return 0 if in_place and tokens < PUT_BACK_MIN else tokens
 
 
 def best_target(

@@ -35,7 +35,7 @@ from mlxd_worker.cache.kept.points import (
 from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.prefix.counts import PrefixCounts
 from mlxd_worker.cache.prefix.evicted import EvictedRuns
-from mlxd_worker.cache.prefix.lookup import Lookup, Target, best_target
+from mlxd_worker.cache.prefix.lookup import Lookup, Target, best_target, worth_putting_back
 from mlxd_worker.cache.prefix.tenants import Tenant
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, key_of, length, part
@@ -121,7 +121,7 @@ class PrefixCache:
             return 0
         limit = len(prompt) - 1 if most is None else most
         match = self._trie.match(key_of(prompt), limit=limit)
-        return self._target(match).offset
+        return worth_putting_back(self._target(match).offset, in_place=self._caches.in_place)
 
     def begin(self, row: RowId, prompt: Sequence[int], *, most: int | None = None) -> Lookup:
         """Bring a row that has just joined as far into its prompt as former ones allow.
@@ -136,11 +136,11 @@ class PrefixCache:
         key = key_of(prompt)
         match = self._trie.match(key, limit=limit)
         target = self._target(match)
-        cached = target.offset
+        cached = worth_putting_back(target.offset, in_place=self._caches.in_place)
         if cached:
             restored = self._contents.restore(row, target.parts, cached)
             assert restored, "the target was chosen so that every kind can follow"
-        reason = self._reason(key, match, cached)
+        reason = self._reason(key, match, target.offset)
         self._trie.touch(match, used=cached)
         lookup = Lookup(total, cached=cached, matched=match.count, reason=reason)
         tenant = self._tenants[row] = Tenant(prompt, lookup)
@@ -213,7 +213,8 @@ class PrefixCache:
             tenant.keep_last(0)
             del self._tenants[row]
             self._make_room(self._owed_nbytes(row))
-        self._caches.leave(row, sound=sound)
+        # Nobody has seen whether what a row holds that has drawn nothing are numbers.
+        self._caches.leave(row, sound=sound and bool(generated))
         self._make_room(0)
         if self.disk is not None and self.nbytes > SHORT_FRACTION * self.budget_nbytes:
             self.disk.note_doomed(self._trie.find_doomed(int(DOOMED_FRACTION * self.budget_nbytes)))

@@ -159,6 +159,8 @@ class Speculator:
 
     def _step_wide(self, rows: Sequence[Row], guesses: Guesses, *, width: int) -> list[Run]:
         started_s = self._clock()
+        if self._caches.in_place:
+            self._plain.rest()  # a long row's is read by products, which write its arrays
         rows = make_ready(self._caches, rows, width=width)
         runs = decode_wide(self._model, self._caches, rows, guesses, width=width)
         self._controller.learn_pass(len(rows), width, self._clock() - started_s)

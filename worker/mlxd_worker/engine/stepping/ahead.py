@@ -29,6 +29,7 @@ from typing import cast
 import mlx.core as mx
 
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.changes import wait_for_all
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.columns import KeptColumns
@@ -95,9 +96,14 @@ class Ahead:
         return runs_of(rows, self._draw(rows, known, ahead=ahead))
 
     def rest(self) -> None:
-        """Wait for what is under way: then nothing but the caches refers to their arrays."""
+        """Wait for what is under way: then nothing but the caches refers to their arrays.
+
+        Where passes write in place, prompts and copies may be as well, which no step's tokens tell.
+        """
         if self._under_way is not None:
             mx.eval(self._under_way.tokens, self._caches.state())
+        if self._caches.in_place:
+            wait_for_all()
 
     def drop(self) -> None:
         """Forget what is under way, once it is done."""

@@ -1,13 +1,14 @@
 """The plain step: one pass for all rows, whose tokens are read before the next one is prepared.
 
 Invariants:
-- Nothing is under way between two steps.
+- No step is under way between two steps.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlxd_worker.cache.changes import wait_for_all
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
@@ -37,7 +38,9 @@ class Plain:
         return runs_of(rows, decode(self._model, self._caches, rows))
 
     def rest(self) -> None:
-        """Do nothing: nothing is under way."""
+        """Wait for the copies of rows that have left, where these may be under way."""
+        if self._caches.in_place:
+            wait_for_all()
 
     def drop(self) -> None:
         """Do nothing: nothing is under way."""
