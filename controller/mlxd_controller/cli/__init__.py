@@ -23,6 +23,9 @@ from types import FrameType
 # before the child becomes a worker (seen in 2 of 60 starts under uvloop, whose fork() runs them).
 # A process that only forks to exec has no use for them. gRPC reads this when it is imported.
 NO_FORK_HANDLERS = ("GRPC_ENABLE_FORK_SUPPORT", "0")
+# gRPC writes to stderr when a server goes away, which commands report themselves, and which would
+# break a full-screen view. Set the variable to see those lines.
+NO_GRPC_LOG = ("GRPC_VERBOSITY", "ERROR")
 INTERRUPTED = 130
 _STREAMS = (("stdin", "r"), ("stdout", "w"), ("stderr", "w"))
 """By their descriptors' numbers."""
@@ -35,6 +38,7 @@ def main() -> None:
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
         signal.signal(signal.SIGINT, leave_at_once)
     os.environ.setdefault(*NO_FORK_HANDLERS)
+    os.environ.setdefault(*NO_GRPC_LOG)
     open_closed()  # before the modules below open files, or keep a stream
     # Imported here, so that importing this package (for its docstring, or the demo) stays cheap.
     from mlxd_controller.cli.app import app  # noqa: PLC0415

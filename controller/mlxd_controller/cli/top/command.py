@@ -8,12 +8,13 @@ command.
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import grpc
-from rich.console import Console
+from rich.console import Console, ConsoleDimensions
 
 from mlxd import Client
 from mlxd.messages import Model, Status
@@ -119,10 +120,21 @@ async def _show(board: Board) -> None:
     ):
         while not board.is_over:
             board.changed.clear()
-            size = console.size
+            size = _fit(console)
             place = Place(size.width, size.height, board.address, board.lost, blocks)
             show(draw(board.view, board.choices, place))
             await board.changed.wait()
+
+
+def _fit(console: Console) -> ConsoleDimensions:
+    """Give the console the terminal's own size, whatever COLUMNS and LINES say; return that.
+
+    Those are as old as the shell's export of them, and a frame follows the window.
+    """
+    columns, lines = os.get_terminal_size(sys.stdout.fileno())
+    if columns and lines:  # a serial line may have none
+        console.size = ConsoleDimensions(columns, lines)
+    return console.size
 
 
 async def _watch(client: Client, board: Board, interval_s: float) -> None:
