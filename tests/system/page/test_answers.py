@@ -58,9 +58,10 @@ def chatty(state: str = "READY") -> types_pb2.Model:
 
 
 async def say(page: Page, text: str) -> None:
-    """Send a message."""
+    """Send a message, once there is a model to ask: before, Enter leaves the message as it is."""
     message = page.get_by_label("Message", exact=True)
     await message.fill(text)
+    await expect(page.get_by_role("button", name="Send")).to_be_enabled()
     await message.press("Enter")
 
 
