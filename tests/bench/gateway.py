@@ -80,8 +80,11 @@ def _report(clients: int, measured: Mapping[str, Measures]) -> list[str]:
     lines = []
     for name in _SHOWN:
         direct, through = measured[GRPC][name], measured[HTTP][name]
-        sys.stderr.write(f"  {name:14s} {direct:10.4f} {through:10.4f} {through / direct:8.3f}\n")
-        values = {GRPC: direct, HTTP: through, "ratio": through / direct, "more": through - direct}
+        values = {GRPC: direct, HTTP: through, "more": through - direct}
+        if direct:  # tokens that come together have no time between them
+            values["ratio"] = through / direct
+        ratio = f"{values['ratio']:8.3f}" if direct else "-"
+        sys.stderr.write(f"  {name:14s} {direct:10.4f} {through:10.4f} {ratio:>8s}\n")
         lines += [
             json_line("gateway", key=f"gateway.{clients}.{name}.{side}", value=value)
             for side, value in values.items()
