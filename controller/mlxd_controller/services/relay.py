@@ -5,6 +5,7 @@ Invariants:
 - While a stream has one worker, its messages are relayed unparsed, and kept as bytes. After a loss
   the next worker gets the prompt, the tokens so far and the seed, and its messages are checked.
 - Streams ended by an operator, a shutdown or their own request are not continued.
+- A stream is whole once its finish has arrived, whatever becomes of the call that carried it.
 - Every wait and count has a limit; a prompt that workers die of is refused (`quarantine`).
 """
 
@@ -163,7 +164,7 @@ class Relay:
             raise await explain(error, lease, self._journal.offset) from error
         lease.stream = stream
         lease.worker.streams[stream] = None
-        last, lost = b"", False
+        last, is_lost = b"", False
         try:
             while (frame := await self._read(stream, lease)) is not None:
                 last = self._adapt(frame) if self._migrations else frame
@@ -174,14 +175,16 @@ class Relay:
                     await trial.aclose()
                 self._journal.add(last)
                 yield last
-        except WorkerLost:
-            lost = True
-            raise
+        except MlxdError as error:
+            is_lost = isinstance(error, WorkerLost)
+            # After the finish only the call's status is missing: nothing is left to generate.
+            if not _parse(last).HasField("finish"):
+                raise
         finally:
             stream.cancel()
-            if not lost:
+            if not is_lost:
                 del lease.worker.streams[stream]
-        message = inference_pb2.GenerateResponse.FromString(last)
+        message = _parse(last)
         if not message.HasField("finish"):
             raise _BadWorker("the stream ended without a finish")
         self._meter.complete(message)
@@ -201,7 +204,7 @@ class Relay:
 
     def _adapt(self, frame: bytes) -> bytes:
         """Turn a later worker's message into the next one of a stream that has begun."""
-        message = inference_pb2.GenerateResponse.FromString(frame)
+        message = _parse(frame)
         problem = self._journal.check(message)
         if problem:
             raise _BadWorker(problem)
@@ -268,3 +271,7 @@ class Relay:
 
     def _lost_error(self, cause: str) -> WorkerLost:
         return WorkerLost(self._ref.name, self._journal.offset, cause)
+
+
+def _parse(frame: bytes) -> inference_pb2.GenerateResponse:
+    return inference_pb2.GenerateResponse.FromString(frame)

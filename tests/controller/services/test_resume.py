@@ -88,6 +88,25 @@ async def test_a_stream_goes_on_where_its_worker_died(after: int) -> None:
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize(
+    "error", [BROKEN, ModelUnloaded("a"), ShuttingDown()], ids=["killed", "unloaded", "stopped"]
+)
+async def test_a_stream_is_whole_once_its_finish_has_arrived(error: MlxdError) -> None:
+    """A worker that goes before the call's status has lost nothing: no other one is asked."""
+    async with controller_stack() as stack:
+        stack.workers.script.tokens = TOKENS
+        stack.workers.script.refusals.append(Refusal(error, code=-9, after=TOKENS + 1))
+        last = check_whole(await stack.generate(max_tokens=TOKENS))
+
+        assert last.usage.migrations == 0
+        assert len(stack.workers.launcher.processes) == 1
+        assert await value(stack, "mlxd_requests_total", code="OK") == 1
+        assert await value(stack, "mlxd_generation_tokens_total", model="a") == TOKENS
+        await stack.settle()
+        assert not stack.model("a").leases
+
+
+@pytest.mark.asyncio
 async def test_metrics_count_a_moved_stream_once() -> None:
     """Its tokens and its prompt once, the move by whether the stream had begun."""
     async with controller_stack() as stack:
