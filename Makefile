@@ -103,8 +103,8 @@ proto-baseline: tools ## at a release: promise clients the wire as it is now
 	buf build --as-file-descriptor-set --exclude-source-info -o proto/baseline.binpb
 
 .PHONY: bench
-bench: $(dev_stamp) ## measure against mlx-lm on this machine
-	$(py) -m tests.bench
+bench: $(dev_stamp) ## measure against mlx-lm on this machine; curves go to build/bench
+	$(py) -m tests.bench --pictures build/bench
 	$(took)
 
 .PHONY: setup

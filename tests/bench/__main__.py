@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import json
 import random
 import sys
 import tempfile
@@ -22,6 +23,7 @@ import grpc
 from mlxd.v1 import model_pb2, model_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
 from mlxd_shared.ops.measuring import Outcome
 from tests.bench.chat import WIDTHS, chat_lines
+from tests.bench.curves import draw_all
 from tests.bench.disk_replay import BUDGETS_PERCENT as DISK_PERCENT
 from tests.bench.disk_replay import disk_lines
 from tests.bench.eviction import eviction_lines
@@ -160,6 +162,7 @@ async def main() -> None:
     parser.add_argument("--speculation-rounds", type=int, default=ROUNDS, help="0: none")
     parser.add_argument("--eviction", action=argparse.BooleanOptionalAction, default=True)
     parser.add_argument("--out", type=Path)
+    parser.add_argument("--pictures", type=Path, metavar="FOLDER", help="draw the figures, as SVG")
     args = parser.parse_args()
     lines = [json_line("machine", **machine())]
     with tempfile.TemporaryDirectory() as folder:
@@ -192,6 +195,8 @@ async def main() -> None:
         sys.stdout.write(text)
     else:
         args.out.write_text(text, encoding="utf-8")
+    if args.pictures is not None:
+        draw_all(map(json.loads, lines), args.pictures)
 
 
 if __name__ == "__main__":
