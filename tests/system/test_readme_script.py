@@ -30,6 +30,8 @@ GRPC, HTTP = "127.0.0.1:8555", "127.0.0.1:8556"
 ELSEWHERE = ("python3 -m venv", "pip install", "make ", "mlxd doctor", "mlxd bench", "mlxd launch",
              "grpcurl")  # fmt: skip
 """Set-up, and what has a test of its own."""
+PROGRAMS = 2
+"""By the SDK of OpenAI, and by mlxd's own client."""
 PULLED = "HuggingFaceTB/SmolLM2-135M-Instruct"
 
 
@@ -80,7 +82,7 @@ async def run_shell(script: str, environment: dict[str, str]) -> str:
 
 @pytest.mark.asyncio
 async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
-    """Every command does what stands beside it, and so does the program."""
+    """Every command does what stands beside it, and so do the programs."""
     commands = console_commands(readme())
     assert [line for line in commands if line.startswith(ELSEWHERE)] != commands
     tiny = write_template(write_tiny_model(tmp_path / "tiny"))
@@ -104,9 +106,10 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
                 if command.startswith(ELSEWHERE):
                     continue
                 said[command] = await run_shell(here(command) + more_of(command), environment)
-            program = tmp_path / "first_call.py"
-            program.write_text(here(python_blocks(readme())[0]))
-            story = await run_shell(f"{sys.executable} {program}", environment)
+            stories = []
+            for program in python_blocks(readme()):
+                (tmp_path / "call.py").write_text(here(program))
+                stories.append(await run_shell(f"{sys.executable} {tmp_path}/call.py", environment))
         finally:
             pid = "mlxd status --json | python -c 'import json,sys; print(json.load(sys.stdin)"
             await run_shell(f"""kill "$({pid}["pid"])')" """, environment)
@@ -114,7 +117,8 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
     served = next(out for line, out in said.items() if line.startswith("mlxd serve"))
     assert f"mlxd listens on {grpc}" in served
     assert f"http://{http}" in served
-    assert len(story.split()) > 20
+    assert len(stories) == PROGRAMS
+    assert all(len(story.split()) > 20 for story in stories), stories
     listed = said["mlxd ps"]
     assert "demo" in listed
     assert PULLED in listed
