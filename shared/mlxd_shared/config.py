@@ -148,6 +148,7 @@ KEYS_KNOWN_MAX = 1024
 HTTP_WRITE_S = 60.0  # a client that takes nothing of its answer for so long is cut off
 HTTP_FIRST_S = 1.0  # so long a stream's status waits for its first token; then it begins without
 PAGE_STREAMS_MAX = 128  # watches, logs and loads that pages follow at once
+PAGE_STREAMS_A_KEY_MAX = 32  # of these with one key, so that others' pages find a place
 PAGE_NAME_CHARS_MAX = 4096  # a model, which may be a folder's path
 PAGE_INTERVAL_MIN_S = 0.25  # between two looks of a page at the status
 PAGE_INTERVAL_MAX_S = 60.0

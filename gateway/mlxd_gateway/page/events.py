@@ -3,15 +3,16 @@
 Invariants:
 - An answer owns the stream that it was given and ends it, however it ends itself.
 - What is silent for HTTP_PING_S says that it is alive.
-- At most PAGE_STREAMS_MAX of these answers are under way at once, and none holds up a gateway that
-  is leaving.
+- At most PAGE_STREAMS_MAX of these answers are under way at once, PAGE_STREAMS_A_KEY_MAX with one
+  key, and none holds up a gateway that is leaving.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine
-from contextlib import AsyncExitStack
+from collections import Counter
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterator
+from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -28,26 +29,37 @@ _T = TypeVar("_T")
 
 
 class StreamCount:
-    """How many answers stream to pages at once."""
+    """How many answers stream to pages at once, in all and to whom a key belongs."""
 
-    def __init__(self, most: int = config.PAGE_STREAMS_MAX) -> None:
+    def __init__(
+        self, most: int = config.PAGE_STREAMS_MAX, most_a_key: int = config.PAGE_STREAMS_A_KEY_MAX
+    ) -> None:
         self._most = most
-        self._under_way = 0
+        self._most_a_key = most_a_key
+        self._by_owner: Counter[str] = Counter()
 
-    def __enter__(self) -> None:
-        """Count one more.
+    @contextmanager
+    def hold(self, owner: str) -> Iterator[None]:
+        """Count one more around the body. owner: what tells keys apart; empty where there are none.
 
         Raises:
-            Refused: there are as many as there may be.
+            Refused: there are as many as there may be, of all or of this key.
         """
-        if self._under_way >= self._most:
-            message = f"{self._most} streams to pages are open"
-            raise Refused(Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S))
-        self._under_way += 1
+        if self._by_owner.total() >= self._most:
+            raise _refuse(f"{self._most} streams to pages are open")
+        if owner and self._by_owner[owner] >= self._most_a_key:
+            raise _refuse(f"{self._most_a_key} streams to pages are open with this key")
+        self._by_owner[owner] += 1
+        try:
+            yield
+        finally:
+            self._by_owner[owner] -= 1
+            if not self._by_owner[owner]:
+                del self._by_owner[owner]
 
-    def __exit__(self, *_: object) -> None:
-        """Count one less."""
-        self._under_way -= 1
+
+def _refuse(message: str) -> Refused:
+    return Refused(Failure(FailureKind.BUSY, message, retry_after_s=config.HTTP_RETRY_S))
 
 
 async def stream_events(

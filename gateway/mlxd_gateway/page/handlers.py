@@ -13,7 +13,7 @@ from starlette.routing import Route
 from mlxd import Client, LoadSpec, LoadUpdate, LogLines, Model, Status, Stream, __version__
 from mlxd_gateway.common.bodies import query_reader_of, reader_of
 from mlxd_gateway.common.callers import Callers
-from mlxd_gateway.common.endpoints import client_of, clients_of
+from mlxd_gateway.common.endpoints import client_of, clients_of, owner_of
 from mlxd_gateway.common.responses import json_response, write_event
 from mlxd_gateway.page import requests as r
 from mlxd_gateway.page.events import StreamCount, answer_once, stream_events
@@ -115,7 +115,7 @@ async def _open(
     await callers.check()
     count: StreamCount = request.app.state.page_streams
     async with AsyncExitStack() as held:
-        held.enter_context(count)
+        held.enter_context(count.hold(owner_of(request)))
         client = await held.enter_async_context(clients_of(request).lend())
         items = await held.enter_async_context(begin(client))
         return held.pop_all(), items

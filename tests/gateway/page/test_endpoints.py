@@ -221,12 +221,28 @@ async def test_what_a_controller_refuses_is_passed_on() -> None:
 def test_only_so_many_streams_are_open_at_once() -> None:
     """One more is told when to come again; one that ends makes room."""
     count = StreamCount(2)
-    with count:
-        with count, pytest.raises(Refused, match="2 streams to pages are open") as caught, count:
+    with count.hold(""):
+        with (
+            count.hold(""),
+            pytest.raises(Refused, match="2 streams to pages are open") as caught,
+            count.hold(""),
+        ):
             pass
         assert caught.value.failure.retry_after_s is not None
-        with count:
+        with count.hold(""):
             pass
+
+
+def test_a_key_leaves_room_for_the_pages_of_others() -> None:
+    """Its own bound is below that of all; where there are no keys, nobody is told apart."""
+    count = StreamCount(3, most_a_key=1)
+    with count.hold("one"):
+        with pytest.raises(Refused, match="1 streams to pages are open with this key"):
+            count.hold("one").__enter__()
+        with count.hold("two"):
+            pass
+    with count.hold("one"), count.hold(""), count.hold(""):
+        pass
 
 
 @pytest.mark.asyncio
