@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import socket
 from collections.abc import Iterable
@@ -22,6 +23,7 @@ from mlxd_shared.security.callers import CallerInterceptor
 from mlxd_shared.security.listeners import OPEN, ListenerSecurity
 from mlxd_shared.security.net import CLIENTS_OPTIONS, SERVER_OPTIONS, Address
 from mlxd_shared.security.unix_socket import claim_socket
+from mlxd_shared.serving.call_tasks import spare_batches
 from mlxd_shared.serving.health import Health
 from mlxd_shared.serving.traces import TraceInterceptor
 from mlxd_shared.wire.admission import AdmissionInterceptor
@@ -63,6 +65,7 @@ def make_server(
         interceptors.insert(0, TraceInterceptor(tracer))
     if security.needs_secret:
         interceptors.insert(0, CallerInterceptor(security))
+    spare_batches(asyncio.get_running_loop())
     server = grpc.aio.server(interceptors=interceptors, options=options)
     health_pb2_grpc.add_HealthServicer_to_server(health_of, server)
     names = [service.full_name for service in services]

@@ -44,13 +44,14 @@ async def reset_rapidly(address: str, *, seconds: float, at_once: int, pause_s: 
 
     async def keep_on() -> None:
         while time.monotonic() < end_s:
-            await _one_connection(address, tally, end_s=end_s, pause_s=pause_s)
+            await reset_once(address, tally, end_s=end_s, pause_s=pause_s)
 
     await asyncio.gather(*(keep_on() for _ in range(at_once)))
     return tally
 
 
-async def _one_connection(address: str, tally: Tally, *, end_s: float, pause_s: float) -> None:
+async def reset_once(address: str, tally: Tally, *, end_s: float, pause_s: float) -> None:
+    """Begin and reset a connection's streams, with a pause between volleys; count what becomes."""
     begin_s = time.monotonic()
     host, _, port = address.rpartition(":")
     try:
