@@ -173,12 +173,16 @@ def _choose_list_codec(hint: Any, wire: FieldDescriptor) -> _Codec:  # noqa: ANN
     is_mapping = get_origin(hint) is Mapping
     if wire.message_type is None:
         return tuple, _keep
+    message = GetMessageClass(wire.message_type)
     if wire.message_type.GetOptions().map_entry:
         return (dict if is_mapping else _sort_items), dict
     if is_mapping:  # of messages that are a key and a value each
         key, value = (field.name for field in wire.message_type.fields)
-        return lambda pbs: {getattr(pb, key): getattr(pb, value) for pb in pbs}, _keep
-    kind, message = get_args(hint)[0], GetMessageClass(wire.message_type)
+        return (
+            lambda pbs: {getattr(pb, key): getattr(pb, value) for pb in pbs},
+            lambda pairs: [message(**{key: each, value: pairs[each]}) for each in pairs],
+        )
+    kind = get_args(hint)[0]
     return (
         lambda pbs: tuple([read(kind, pb) for pb in pbs]),
         lambda values: [write(value, message) for value in values],

@@ -19,8 +19,9 @@ from contextlib import suppress
 import typer
 
 from mlxd.answers import PositionLogprobs, TokenLogprob
-from mlxd.messages import FitReport, Model, ModelState, WorkerStatus
+from mlxd.messages import FitReport, Model, WorkerStatus
 from mlxd_controller.cli.terminal.tables import lay_out
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_shared.domain.units import format_bytes, format_duration
 from mlxd_shared.ops.terminal import escape

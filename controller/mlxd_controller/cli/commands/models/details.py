@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mlxd.messages import Model, ModelState
+from mlxd.messages import Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
@@ -28,6 +28,7 @@ from mlxd_models.files.model_source import files_of
 from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared.config import MODEL_CARD_BYTES_READ
 from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.units import format_bytes
 from mlxd_shared.security.net import parse_address
 

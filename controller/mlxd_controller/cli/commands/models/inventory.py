@@ -9,7 +9,7 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mlxd.messages import Model, ModelState
+from mlxd.messages import Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
@@ -21,6 +21,7 @@ from mlxd_shared.config import (
     WATCH_INTERVAL_DEFAULT_S,
     WATCH_INTERVAL_MIN_S,
 )
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.units import FOREVER_S, format_bytes
 
 Columns: TypeAlias = Mapping[str, Callable[[Model], str]]

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlxd.messages import DeviceStatus, PrefixDisk, PrefixStore, Status, WorkerStatus
+from mlxd.messages import DeviceStatus, PrefixStore, Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
@@ -14,7 +14,7 @@ from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
 from mlxd_shared import config
-from mlxd_shared.domain.figures import HostMemory
+from mlxd_shared.domain.figures import HostMemory, PrefixDisk
 from mlxd_shared.domain.units import format_bytes, format_duration
 
 LINES_MAX = 5
