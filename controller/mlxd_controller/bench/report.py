@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from mlxd_controller.bench.cells import Figure, Plan
+from mlxd_models.families.foreign import installed_version
 from mlxd_shared.domain.units import format_bytes
 from mlxd_shared.ops.backends import installed_versions
 from mlxd_shared.ops.machine import processor_name
@@ -66,16 +67,8 @@ def report_of(
 def versions() -> dict[str, str]:
     """Return the versions that figures depend on."""
     known = {"mlxd": importlib.metadata.version("mlxd"), "python": platform.python_version()}
-    peer = peer_version()
+    peer = installed_version()
     return known | installed_versions() | ({} if peer is None else {PEER_DISTRIBUTION: peer})
-
-
-def peer_version() -> str | None:
-    """Return the version of mlx-lm; None where it is not installed."""
-    try:
-        return importlib.metadata.version(PEER_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def _rate(figure: Figure, name: str) -> str:

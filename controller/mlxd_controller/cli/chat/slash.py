@@ -16,17 +16,11 @@ from typing import Any
 
 from mlxd_controller.cli.chat import saved
 from mlxd_controller.cli.chat.talk import Talk, read_variable
+from mlxd_shared.domain.requests import SAMPLING_RANGES, WHOLE_OPTIONS
 
 _COMMAND = re.compile(r"/[A-Za-z?]\S*")
-_WHOLE = frozenset({"top_k", "repeat_last_n", "seed"})
-_NUMBERS = frozenset(
-    {
-        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "xtc_probability", "xtc_threshold",
-    }
-)  # fmt: skip
 _FLAGS: Mapping[str, bool] = MappingProxyType({"stats": False, "wrap": True})
-OPTIONS = frozenset({*_WHOLE, *_NUMBERS, *_FLAGS, "max_tokens"})
+OPTIONS = frozenset({*SAMPLING_RANGES, *_FLAGS, "max_tokens"})
 """What `/set` knows by itself; every other name is a variable of the chat template."""
 NOTHING = '""'
 
@@ -126,7 +120,7 @@ def _set(talk: Talk, rest: str, _folder: Path) -> Done:
             raise Refused(f"{name} is true or false")
         setattr(talk, name, value == "true" if value else _FLAGS[name])
     else:
-        parse = _whole if name in _WHOLE else _number
+        parse = _whole if name in WHOLE_OPTIONS else _number
         change: dict[str, Any] = {name: parse(name, value) if value else None}
         talk.sampling = replace(talk.sampling, **change)
     return Done(f"{name} is {value or 'as the model has it'}")

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mlxd_shared import config
-from mlxd_shared.domain.requests import KVFormat, Weights
+from mlxd_shared.domain.requests import SAMPLING_RANGES, WHOLE_OPTIONS, KVFormat, Weights
 from mlxd_shared.domain.units import format_duration
 from mlxd_shared.ops.logs import LEVELS
 
@@ -156,11 +156,6 @@ KEYS: Final[tuple[Key, ...]] = (
 )  # fmt: skip
 """Every key outside of `[models."NAME"]`, in the order in which people are shown them."""
 
-_SAMPLING_NUMBERS = (
-    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "xtc_probability", "xtc_threshold",
-)  # fmt: skip
-_WHOLE_NUMBERS = ("context", "rows", "priority", "top_k", "repeat_last_n", "seed")
 MODELS: Final = "models"
 """The table of tables, by the models' names."""
 _MODEL_KEYS = {
@@ -170,8 +165,11 @@ _MODEL_KEYS = {
     "prefix_cache": Key("prefix_cache", "", Kind.SIZE),
     "keep_alive": Key("keep_alive", "", Kind.DURATION),
     "pin": Key("pin", "", Kind.FLAG),
-    **{name: Key(name, "", Kind.WHOLE) for name in _WHOLE_NUMBERS},
-    **{name: Key(name, "", Kind.NUMBER) for name in _SAMPLING_NUMBERS},
+    **{name: Key(name, "", Kind.WHOLE) for name in ("context", "rows", "priority")},
+    **{
+        name: Key(name, "", Kind.WHOLE if name in WHOLE_OPTIONS else Kind.NUMBER)
+        for name in SAMPLING_RANGES
+    },
     "logit_bias": Key("logit_bias", "", Kind.TEXTS),
 }
 MODEL_KEYS: Final[Mapping[str, Key]] = MappingProxyType(_MODEL_KEYS)

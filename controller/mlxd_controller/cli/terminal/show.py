@@ -83,6 +83,14 @@ def json_line(value: object) -> None:
     typer.echo(_HIGH_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
 
 
+def answer(text: str, value: object, *, as_json: bool) -> None:
+    """Print one line: `text` for people, or what it says as JSON for programs."""
+    if as_json:
+        json_line(value)
+    else:
+        typer.echo(text)
+
+
 def _encode(value: object) -> object:
     match value:
         case enum.Enum():

@@ -20,7 +20,7 @@ from mlxd import Client
 from mlxd.messages import Model, Status
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, is_unreachable, usage_error
+from mlxd_controller.cli.outcome import is_unreachable, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal.ending import end_by
 from mlxd_controller.cli.top.choices import Action, Choices, order, press, split_keys
@@ -84,9 +84,7 @@ class Board:
 
 
 @ask_server
-async def top(
-    *, interval: o.ShownEvery = config.WATCH_INTERVAL_DEFAULT_S, where: Server
-) -> ExitCode:
+async def top(*, interval: o.ShownEvery = config.WATCH_INTERVAL_DEFAULT_S, where: Server) -> None:
     """Show models, streams, speeds and memory, live. Keys: q, s, u, up and down."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         usage_error("mlxd top needs a terminal; `mlxd status --watch` and `mlxd ps` do not")
@@ -106,7 +104,6 @@ async def top(
         end_by(board.signal)
     for problem in ended:
         raise problem
-    return ExitCode.OK
 
 
 async def _show(board: Board) -> None:

@@ -19,7 +19,6 @@ from mlxd.messages import Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show as out
 from mlxd_models.describe import Description, describe
@@ -53,7 +52,7 @@ async def show(
     output: o.Output = None,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> None:
     """Show a model: parameters, form, context, template, licence, digest, path, and defaults."""
     async with where.client() as client:
         known = await client.model(model)
@@ -64,7 +63,6 @@ async def show(
         out.json_line(asdict(known) | {"files": None if facts is None else asdict(facts)})
     else:
         out.fields(list(_lines(known, facts)))
-    return ExitCode.OK
 
 
 def read_facts(path: Path, digest: str) -> FileFacts | None:

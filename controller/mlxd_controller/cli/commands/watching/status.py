@@ -30,13 +30,13 @@ async def status(
     interval: o.Interval = config.WATCH_INTERVAL_DEFAULT_S,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> ExitCode | None:
     """Show the server's workers and memory. --json includes every counter."""
     if watch:
         return await _watch(where, model, interval_s=interval, as_json=as_json)
     async with where.client() as client:
         _show(await client.status(model), as_json=as_json)
-    return ExitCode.OK
+    return None
 
 
 async def _watch(where: Server, model: str, *, interval_s: float, as_json: bool) -> ExitCode:
