@@ -31,7 +31,7 @@ from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
-from mlxd_controller.store.load_defaults import LoadDefaults, check_load_defaults
+from mlxd_controller.store.load_defaults import check_load_defaults
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_shared import config
@@ -110,11 +110,9 @@ async def _running(
     security = settings.security.load()
     clock = SystemClock()
     models = settings.models or ((DEMO_NAME, demo_model()),)
-    load_defaults = LoadDefaults(settings.load_defaults)
-    store = library_of(
-        models, settings.stores, launches=not settings.workers, load_defaults=load_defaults
-    )
-    await check_load_defaults(load_defaults, store)
+    defaults, launches = settings.load_defaults, not settings.workers
+    store = library_of(models, settings.stores, launches=launches, load_defaults=defaults)
+    await check_load_defaults(defaults, store)
     async with crew_of(settings, clock, store) as crew:
         held = await take_held(crew, store)
         state = State(
