@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -39,6 +38,7 @@ from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops import logs
 from mlxd_shared.ops.heap import bound_heap, keep_heap_trimmed
+from mlxd_shared.ops.signals import STOPPING, handling
 from mlxd_shared.ops.tracing import Tracer, tracer_of
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
@@ -47,7 +47,6 @@ from mlxd_shared.serving.server import Health, add_service, announce, listen, ma
 FLUSH_GRACE_S = 0.5
 """How long calls without a lease may take to end by themselves once all else has ended."""
 _SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logs.get_logger("controller")
 
 Ready = Callable[[str, str | None], None]
@@ -68,7 +67,7 @@ async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> No
     bound_heap()
     logs.configure(level=settings.log_level, fmt=settings.log_format)
     stopping = asyncio.Event()
-    with _signals(stopping), _tracing() as tracer:
+    with handling(lambda _: stopping.set(), *STOPPING), _tracing() as tracer:
         async with _running(settings, tracer) as (target, url):
             _log.info("serving", address=target, url=url)
             if on_ready is not None:
@@ -76,19 +75,6 @@ async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> No
             await stopping.wait()
             _log.info("stopping", grace_s=settings.shutdown_grace_s)
     _log.info("stopped")
-
-
-@contextmanager
-def _signals(stopping: asyncio.Event) -> Iterator[None]:
-    """Set `stopping` at a signal to stop; the signals' former handlers are restored."""
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stopping.set)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 @contextmanager
