@@ -113,14 +113,10 @@ MUTANTS = (
     Mutant(
         "a draining model takes leases",
         "schedule.py",
-        "        turn.do(a.Refuse(event.ticket, e.ModelDraining(model.name)))\n"
-        "        return\n"
-        "    model = replace(model, usage",
+        "        turn.do(a.Refuse(event.ticket, e.ModelDraining(model.name)))\n",
         "        phase = replace(model.phase, leases=model.leases | {event.ticket})\n"
         "        turn.put(replace(model, phase=phase))\n"
-        "        turn.do(a.Grant(event.ticket, phase.worker, 0.0))\n"
-        "        return\n"
-        "    model = replace(model, usage",
+        "        turn.do(a.Grant(event.ticket, phase.worker, 0.0))\n",
     ),
     Mutant(
         "the last stream of a draining model ends, and nothing follows",

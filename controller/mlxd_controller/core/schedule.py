@@ -94,8 +94,14 @@ def _settle(turn: Turn, event: ev.Event) -> None:
 # --- requests ------------------------------------------------------------------------------------
 
 
-def _find_model(turn: Turn, event: ev.Arrived | ev.LoadAsked) -> Model:
-    """Return the requested model; while it is cold, with its current path and facts."""
+def _find_model(turn: Turn, event: ev.Arrived | ev.LoadAsked) -> Model | None:
+    """Return the requested model; while it is cold, with its current path and facts.
+
+    None: it takes no request now, and this one was refused.
+    """
+    if turn.state.stopping:
+        turn.do(a.Refuse(event.ticket, e.ShuttingDown()))
+        return None
     model = turn.state.models.get(event.digest)
     if model is None:
         turn.forget_one_of(config.MODELS_KNOWN_MAX)
@@ -104,16 +110,15 @@ def _find_model(turn: Turn, event: ev.Arrived | ev.LoadAsked) -> Model:
         return with_configured(new, event.configured, keep_alive_s=keep_alive_s)
     if isinstance(model.phase, phases.Cold):
         return replace(model, name=event.name, path=event.path, facts=event.facts)
+    if isinstance(model.phase, phases.Draining):
+        turn.do(a.Refuse(event.ticket, e.ModelDraining(model.name)))
+        return None
     return model
 
 
 def _arrive(turn: Turn, event: ev.Arrived) -> None:
-    if turn.state.stopping:
-        turn.do(a.Refuse(event.ticket, e.ShuttingDown()))
-        return
     model = _find_model(turn, event)
-    if isinstance(model.phase, phases.Draining):
-        turn.do(a.Refuse(event.ticket, e.ModelDraining(model.name)))
+    if model is None:
         return
     model = replace(model, usage=model.usage.add_use(turn.now_s))
     before: Fixed | None = None
@@ -141,12 +146,8 @@ def _wait(turn: Turn, model: Model, waiter: Waiter, before: Fixed | None) -> Non
 
 
 def _load_asked(turn: Turn, event: ev.LoadAsked) -> None:
-    if turn.state.stopping:
-        turn.do(a.Refuse(event.ticket, e.ShuttingDown()))
-        return
     model = _find_model(turn, event)
-    if isinstance(model.phase, phases.Draining):
-        turn.do(a.Refuse(event.ticket, e.ModelDraining(model.name)))
+    if model is None:
         return
     error = _unobtainable(turn, model, event.spec)
     if error is not None:
