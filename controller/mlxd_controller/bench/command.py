@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Annotated, Any
 import typer
 
 from mlxd_controller.bench import ways
-from mlxd_controller.bench.cells import Cell, Figure, Plan, figure_of, plan_of, prompts_of
+from mlxd_controller.bench.cells import Figure, Plan, figure_of, plan_of, prompts_of
 from mlxd_controller.bench.report import HEADINGS, report_of, table_rows
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
@@ -31,8 +30,6 @@ from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_models.families.foreign import installed_version
 from mlxd_shared.domain.requests import Weights
-
-_CLEAR_LINE = "\r\x1b[K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,11 +81,10 @@ async def bench(
     server = _running(where, model, plan, sizes.weights)
     if not running:
         server = ways.temporary_server(ref.path, plan, sizes.weights)
-    quiet = as_json or not sys.stderr.isatty()
     try:
-        figures, facts = await _measure_all(ref.path, plan, sizes.weights, server, quiet=quiet)
+        figures, facts = await _measure_all(ref.path, plan, sizes.weights, server, quiet=as_json)
         if peer and installed_version() is not None:
-            figures += await _measure_peer(ref.path, plan, facts, quiet=quiet)
+            figures += await _measure_peer(ref.path, plan, facts, quiet=as_json)
     except (NotServed, ways.WayFailed) as error:
         complain(str(error))
         return ExitCode.ERROR
@@ -167,17 +163,9 @@ async def _measure(
     for cell in plan.cells:
         runs = []
         for number, prompts in enumerate(prompts_of(plan, cell, facts["vocab_size"])):
-            _show_step(f"{name}: {_size(cell)}, run {number} of {plan.runs}", quiet=quiet)
+            size = f"{cell.rows} x {cell.prompt_tokens} tokens"
+            show.step(f"{name}: {size}, run {number} of {plan.runs}", quiet=quiet)
             runs.append(await way.run(prompts, plan.new_tokens))
         figures.append(figure_of(name, cell, runs))
-    _show_step("", quiet=quiet)
+    show.step("", quiet=quiet)
     return figures
-
-
-def _size(cell: Cell) -> str:
-    return f"{cell.rows} x {cell.prompt_tokens} tokens"
-
-
-def _show_step(text: str, *, quiet: bool) -> None:
-    if not quiet:
-        typer.echo(f"{_CLEAR_LINE}{text}", nl=False, err=True)

@@ -28,6 +28,7 @@ from mlxd_shared.ops.terminal import escape
 
 DIGEST_CHARS = 12
 _CLEAR = "\x1b[2J\x1b[H"
+_CLEAR_LINE = "\r\x1b[K"
 _OF_EVERY_LINE = frozenset({"component", "incarnation", "timestamp"})
 _HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 _KV_TEXT = {
@@ -69,6 +70,12 @@ def clear_screen() -> None:
     """Empty the terminal; elsewhere, nothing."""
     if sys.stdout.isatty():
         typer.echo(_CLEAR, nl=False)
+
+
+def step(text: str, *, quiet: bool = False) -> None:
+    """Say on a terminal what is at work, in place of what was said before; "" takes it away."""
+    if not quiet and sys.stderr.isatty():
+        typer.echo(f"{_CLEAR_LINE}{text}", nl=False, err=True)
 
 
 def _width() -> int | None:
