@@ -26,9 +26,6 @@ from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
-from mlxd_controller.services.inference import InferenceService
-from mlxd_controller.services.models import ModelService
-from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
 from mlxd_controller.store.load_defaults import check_load_defaults
 from mlxd_controller.store.model_library import Library
@@ -95,9 +92,9 @@ async def _running(
     """Run a controller around the body; yields what clients dial, and the gateway's URL."""
     security = settings.security.load()
     clock = SystemClock()
-    models = settings.models or ((DEMO_NAME, demo_model()),)
+    named = settings.models or ((DEMO_NAME, demo_model()),)
     defaults, launches = settings.load_defaults, not settings.workers
-    store = library_of(models, settings.stores, launches=launches, load_defaults=defaults)
+    store = library_of(named, settings.stores, launches=launches, load_defaults=defaults)
     await check_load_defaults(defaults, store)
     async with crew_of(settings, clock, store) as crew:
         held = await take_held(crew, store)
@@ -160,11 +157,12 @@ async def _listening(
     server = make_server(health, _SERVICES, security=security, calls_max=calls_max, tracer=tracer)
     catalog = Catalog(store, runtime)
     allowances = Allowances(clock, runtime.metrics)
-    streams = InferenceService(
+    streams = inference.InferenceService(
         catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
     )
-    figures = StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
-    servicers = (streams, ModelService(catalog, runtime, clock, keeper=keeper), figures)
+    known = models.ModelService(catalog, runtime, clock, keeper=keeper)
+    figures = status.StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
+    servicers = (streams, known, figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
@@ -208,7 +206,7 @@ async def _listening(
 
 @asynccontextmanager
 async def _metrics(
-    settings: ServeSettings, security: ListenerSecurity, figures: StatusService
+    settings: ServeSettings, security: ListenerSecurity, figures: status.StatusService
 ) -> AsyncIterator[None]:
     """Serve Prometheus around the body, if configured."""
     if settings.metrics is None:

@@ -113,10 +113,7 @@ def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_
         model_digest=ref.digest,
         fits_now=report.fits_now,
         fits_ever=report.fits_ever,
-        terms=[
-            types_pb2.FitTerm(name=term.name, bytes=term.nbytes, note=term.note)
-            for term in plan.terms
-        ],
+        terms=[write(term, types_pb2.FitTerm) for term in plan.terms],
         need_bytes=plan.need_bytes,
         budget_bytes=report.device.budget_bytes,
         available_bytes=report.available_bytes,
