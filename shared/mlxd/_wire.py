@@ -80,19 +80,20 @@ class EmbedOptions(TypedDict, total=False):
     normalize: bool | None
 
 
-def spell(kind: type[_M], *known: FieldViolation, **values: object) -> _M:
+def spell(kind: type[_M], *others: FieldViolation, **values: object) -> _M:
     """Return a message whose fields have these values; what is None stays absent.
 
-    A dataclass becomes the message of its shape, seconds a duration. known: what is wrong with
+    A dataclass becomes the message of its shape, seconds a duration. others: what is wrong with
     values that are not among these.
 
     Raises:
         InvalidRequest: values that their fields cannot carry; names each field.
     """
     wires = kind.DESCRIPTOR.fields_by_name
-    found = [bad for name in values for bad in _violations(name, wires[name], values[name])]
-    if known or found:
-        raise InvalidRequest((*known, *found))
+    own = (bad for name in values for bad in _violations(name, wires[name], values[name]))
+    violations = (*others, *own)
+    if violations:
+        raise InvalidRequest(violations)
     return kind(**{name: write_field(value, wires[name]) for name, value in values.items()})
 
 

@@ -27,9 +27,9 @@ def with_configured(model: Model, configured: LoadSpec, *, keep_alive_s: float) 
 
 def fill_in(spec: LoadSpec, before: LoadSpec) -> LoadSpec:
     """Return `spec`, with what it leaves open taken from `before`."""
-    said = {field.name: getattr(spec, field.name) for field in fields(spec)}
-    fixed = {name: value for name, value in said.items() if value not in (None, Weights.AUTO)}
-    return replace(before, **fixed | {"sampling": merge(spec.sampling, before.sampling)})
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    own = {name: value for name, value in values.items() if value not in (None, Weights.AUTO)}
+    return replace(before, **own | {"sampling": merge(spec.sampling, before.sampling)})
 
 
 def conflict(model: Model, spec: LoadSpec) -> InvalidRequest | None:

@@ -83,7 +83,7 @@ def launch(
     if path is None:
         problem = f"{tool.title} is not installed: no {tool.program} on PATH; see {tool.install}"
         leave(problem, ExitCode.ERROR)
-    os.execve(path, line, agents.environment_of(wiring, key, os.environ))  # noqa: S606 - becomes the tool
+    os.execve(path, line, agents.environment_of(wiring, key, os.environ))  # noqa: S606 - becomes it
 
 
 def _check_url(url: str) -> str:
