@@ -108,6 +108,7 @@ def generate_to_pb(
     wanted, depth = options.pop("response_format", None), options.pop("speculation_depth", None)
     logprobs, resume = options.pop("logprobs", None), options.pop("resume", ())
     keep_alive_s = options.pop("keep_alive_s", None)
+    options.setdefault("sampling", r.SamplingOptions())
     field, *texts = format_texts(wanted)
     request = spell(
         inference_pb2.GenerateRequest,
