@@ -186,9 +186,10 @@ def _violations_of_one(
         if value == math.inf or abs(value) <= DURATION_MAX_S:  # infinity is one: for ever
             return []
         return [FieldViolation(place, f"{value:g} s is outside [0, {DURATION_MAX_S:.0f}]")]
+    kind: Any = type(value)  # mypy doubts that a type is hashable
     return [
         bad
-        for each in plan_fields(type(value), shape)
+        for each in plan_fields(kind, shape)
         for bad in _violations(
             f"{place}.{each.wire}", shape.fields_by_name[each.wire], getattr(value, each.name)
         )
