@@ -89,7 +89,7 @@ def spell(kind: type[_M], *others: FieldViolation, **values: object) -> _M:
     Raises:
         InvalidRequest: values that their fields cannot carry; names each field.
     """
-    wires = kind.DESCRIPTOR.fields_by_name
+    wires: Any = kind.DESCRIPTOR.fields_by_name
     own = (bad for name in values for bad in _violations(name, wires[name], values[name]))
     violations = (*others, *own)
     if violations:

@@ -171,7 +171,7 @@ def _parse_key(entry: object, file: str, place: str) -> Key:
         kind = _KINDS.get(name)
         if kind is None:
             raise BadCredentials(file, f"{place}.{name:.50} is not a field of a key")
-        if type(value) is not kind or (kind is list and not {str}.issuperset(map(type, value))):
+        if type(value) is not kind or (isinstance(value, list) and {*map(type, value)} - {str}):
             raise BadCredentials(file, f"{place}.{name} is of another type")
     scopes = entry.get("scopes", [Scope.INFER])
     if not set(scopes) <= set(Scope):
