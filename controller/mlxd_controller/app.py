@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 
@@ -27,11 +26,8 @@ from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
-from mlxd_controller.services.inference import InferenceService
-from mlxd_controller.services.models import ModelService
-from mlxd_controller.services.status import StatusService
 from mlxd_controller.settings import ServeSettings
-from mlxd_controller.store.load_defaults import LoadDefaults, check_load_defaults
+from mlxd_controller.store.load_defaults import check_load_defaults
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_shared import config
@@ -39,6 +35,7 @@ from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops import logs
 from mlxd_shared.ops.heap import bound_heap, keep_heap_trimmed
+from mlxd_shared.ops.signals import STOPPING, handling
 from mlxd_shared.ops.tracing import Tracer, tracer_of
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
@@ -47,7 +44,6 @@ from mlxd_shared.serving.server import Health, add_service, announce, listen, ma
 FLUSH_GRACE_S = 0.5
 """How long calls without a lease may take to end by themselves once all else has ended."""
 _SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
-_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logs.get_logger("controller")
 
 Ready = Callable[[str, str | None], None]
@@ -68,7 +64,7 @@ async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> No
     bound_heap()
     logs.configure(level=settings.log_level, fmt=settings.log_format)
     stopping = asyncio.Event()
-    with _signals(stopping), _tracing() as tracer:
+    with handling(lambda _: stopping.set(), *STOPPING), _tracing() as tracer:
         async with _running(settings, tracer) as (target, url):
             _log.info("serving", address=target, url=url)
             if on_ready is not None:
@@ -76,19 +72,6 @@ async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> No
             await stopping.wait()
             _log.info("stopping", grace_s=settings.shutdown_grace_s)
     _log.info("stopped")
-
-
-@contextmanager
-def _signals(stopping: asyncio.Event) -> Iterator[None]:
-    """Set `stopping` at a signal to stop; the signals' former handlers are restored."""
-    loop = asyncio.get_running_loop()
-    for number in _SIGNALS:
-        loop.add_signal_handler(number, stopping.set)
-    try:
-        yield
-    finally:
-        for number in _SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 @contextmanager
@@ -109,12 +92,10 @@ async def _running(
     """Run a controller around the body; yields what clients dial, and the gateway's URL."""
     security = settings.security.load()
     clock = SystemClock()
-    models = settings.models or ((DEMO_NAME, demo_model()),)
-    load_defaults = LoadDefaults(settings.load_defaults)
-    store = library_of(
-        models, settings.stores, launches=not settings.workers, load_defaults=load_defaults
-    )
-    await check_load_defaults(load_defaults, store)
+    named = settings.models or ((DEMO_NAME, demo_model()),)
+    defaults, launches = settings.load_defaults, not settings.workers
+    store = library_of(named, settings.stores, launches=launches, load_defaults=defaults)
+    await check_load_defaults(defaults, store)
     async with crew_of(settings, clock, store) as crew:
         held = await take_held(crew, store)
         state = State(
@@ -176,11 +157,12 @@ async def _listening(
     server = make_server(health, _SERVICES, security=security, calls_max=calls_max, tracer=tracer)
     catalog = Catalog(store, runtime)
     allowances = Allowances(clock, runtime.metrics)
-    streams = InferenceService(
+    streams = inference.InferenceService(
         catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
     )
-    figures = StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
-    servicers = (streams, ModelService(catalog, runtime, clock, keeper=keeper), figures)
+    known = models.ModelService(catalog, runtime, clock, keeper=keeper)
+    figures = status.StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
+    servicers = (streams, known, figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
@@ -224,7 +206,7 @@ async def _listening(
 
 @asynccontextmanager
 async def _metrics(
-    settings: ServeSettings, security: ListenerSecurity, figures: StatusService
+    settings: ServeSettings, security: ListenerSecurity, figures: status.StatusService
 ) -> AsyncIterator[None]:
     """Serve Prometheus around the body, if configured."""
     if settings.metrics is None:

@@ -29,7 +29,7 @@ from mlxd_controller.settings import Limits, ServeSettings, StorePlaces
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
-from mlxd_shared.domain.figures import HostMemory, WorkerFigures, WorkerState
+from mlxd_shared.domain.figures import HostMemory, ModelState, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.backends import check_own_worker
 from mlxd_shared.ops.findings import FINDINGS_FILE
@@ -202,12 +202,12 @@ async def take_held(crew: Crew, store: ModelStore) -> tuple[Survivor, ...]:
     if launcher is None:
         return ()
     said = await launcher.wait_for_figures(wait_s=FIRST_WORD_S)
-    if any(figures.state is WorkerState.READY for figures in said):
+    if any(figures.state is ModelState.READY for figures in said):
         await store.list_models()  # reads every folder, so that digests are known
     held: dict[str, Survivor] = {}
     for device, station in launcher.machines.list_stations():
         figures = station.figures
-        if figures is None or figures.state is not WorkerState.READY:
+        if figures is None or figures.state is not ModelState.READY:
             continue
         ref = store.find_known(figures.model_digest)
         if ref is None:

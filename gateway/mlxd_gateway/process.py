@@ -11,7 +11,6 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 import socket
 import ssl
 import sys
@@ -29,6 +28,7 @@ from mlxd_gateway.settings import Settings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops import logs
+from mlxd_shared.ops.signals import STOPPING, handling
 from mlxd_shared.ops.tracing import tracer_of
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import Address, parse_address
@@ -196,16 +196,12 @@ def _stopping(server: uvicorn.Server, *, follow_parent: bool) -> Iterator[None]:
                 loop.remove_reader(sys.stdin.fileno())
                 stop()
 
-    numbers = (signal.SIGTERM, signal.SIGINT)
-    for number in numbers:
-        loop.add_signal_handler(number, stop)
     if follow_parent:
         os.set_blocking(sys.stdin.fileno(), False)
         loop.add_reader(sys.stdin.fileno(), look)
     try:
-        yield
+        with handling(lambda _: stop(), *STOPPING):
+            yield
     finally:
-        for number in numbers:
-            loop.remove_signal_handler(number)
         if follow_parent:
             loop.remove_reader(sys.stdin.fileno())

@@ -31,15 +31,12 @@ if TYPE_CHECKING:
         FitReport,
         FitTerm,
         Histogram,
-        LoadProgress,
         LoadUpdate,
         LogLines,
         MetricFamily,
         MetricKind,
         MetricPoint,
         Model,
-        ModelState,
-        PrefixDisk,
         PrefixFolder,
         PrefixStore,
         ProcessRole,
@@ -47,7 +44,6 @@ if TYPE_CHECKING:
         Status,
         Unloaded,
         VerifiedPrefixes,
-        WorkerMemory,
         WorkerStatus,
     )
     from mlxd_shared.domain.cache_reasons import CacheReason
@@ -90,7 +86,15 @@ if TYPE_CHECKING:
         WorkerTimedOut,
         WrongWorker,
     )
-    from mlxd_shared.domain.figures import HostMemory, MathLibrary, MemoryAccount
+    from mlxd_shared.domain.figures import (
+        HostMemory,
+        LoadProgress,
+        MathLibrary,
+        MemoryAccount,
+        ModelState,
+        PrefixDisk,
+        WorkerMemory,
+    )
     from mlxd_shared.domain.formats import FormatKind, ResponseFormat
     from mlxd_shared.domain.requests import (
         FinishReason,

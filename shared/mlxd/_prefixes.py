@@ -9,7 +9,7 @@ from typing import TypeVar
 import grpc
 
 from mlxd._streams import EachReader, Stream
-from mlxd._wire import text_to_pb
+from mlxd._wire import spell
 from mlxd.messages import DroppedPrefixes, VerifiedPrefixes
 from mlxd.v1 import model_pb2
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
@@ -33,8 +33,7 @@ class Prefixes:
         `model` is a name, alias or digest, or the name by which one that is not offered any more
         was loaded. An empty one is refused.
         """
-        request = model_pb2.DropPrefixesRequest(model=text_to_pb("model", model))
-        return await self._drop(request)
+        return await self._drop(spell(model_pb2.DropPrefixesRequest, model=model))
 
     async def drop_all(self) -> DroppedPrefixes:
         """Have all that is kept removed; return what it was."""

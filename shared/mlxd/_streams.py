@@ -18,6 +18,7 @@ from mlxd import messages as m
 from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_shared.domain.chats import AnswerPart
 from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.wire.convert import FINISH_FROM_PB
 from mlxd_shared.wire.records import read
 from mlxd_shared.wire.status import from_call
@@ -226,7 +227,7 @@ class LoadReader:
     """Updates of one load, the last of them READY."""
 
     def __init__(self) -> None:
-        self._state = m.ModelState.UNKNOWN
+        self._state = ModelState.UNKNOWN
 
     def read(self, message: model_pb2.LoadModelResponse, /) -> Sequence[m.LoadUpdate]:
         """Return the update."""
@@ -236,7 +237,7 @@ class LoadReader:
 
     def end(self) -> None:
         """Refuse a load that ended otherwise."""
-        if self._state is not m.ModelState.READY:
+        if self._state is not ModelState.READY:
             raise BrokenStream(f"the load ended in state {self._state.value}")
 
 

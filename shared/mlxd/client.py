@@ -25,22 +25,13 @@ import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd import _wire
+from mlxd import messages as m
 from mlxd._prefixes import Prefixes, answer_of
 from mlxd._resuming import GenerateCall, ResumingCall
 from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
-from mlxd._wire import text_to_pb
+from mlxd._wire import spell
 from mlxd.answers import Completion, Delta, Finished
-from mlxd.messages import (
-    Embeddings,
-    FitReport,
-    LoadUpdate,
-    LogLines,
-    Model,
-    Scores,
-    Status,
-    Unloaded,
-)
-from mlxd.v1 import inference_pb2, model_pb2, status_pb2
+from mlxd.v1 import inference_pb2, model_pb2, score_pb2, status_pb2
 from mlxd.v1.inference_pb2_grpc import InferenceServiceStub
 from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
@@ -176,9 +167,10 @@ class Client:
         timeout_s: float | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids of `text`; loads the model if necessary."""
-        request = inference_pb2.TokenizeRequest(
-            model=text_to_pb("model", model),
-            text=text_to_pb("text", text),
+        request = spell(
+            inference_pb2.TokenizeRequest,
+            model=model,
+            text=text,
             add_special_tokens=add_special_tokens,
             parse_special_tokens=parse_special_tokens,
         )
@@ -194,9 +186,10 @@ class Client:
         timeout_s: float | None = None,
     ) -> str:
         """Return the text of `token_ids`; loads the model if necessary."""
-        request = inference_pb2.DetokenizeRequest(
-            model=text_to_pb("model", model),
-            token_ids=_wire.token_ids_to_pb(token_ids),
+        request = spell(
+            inference_pb2.DetokenizeRequest,
+            model=model,
+            token_ids=token_ids,
             skip_special_tokens=skip_special_tokens,
         )
         call = InferenceServiceStub(self._opened).Detokenize(request, timeout=timeout_s)
@@ -218,7 +211,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         **options: Unpack[_wire.EmbedOptions],
-    ) -> Embeddings:
+    ) -> m.Embeddings:
         """Return a vector for each of `texts`, and their token count; loads the model if need be.
 
         `dimensions` shortens each vector to that many; `pooling` and `normalize` None mean the
@@ -227,10 +220,10 @@ class Client:
         Raises:
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
         """
-        request = _wire.embed_to_pb(texts, **options)
+        request = spell(inference_pb2.EmbedRequest, texts=texts, **options)
         pb = await answer_of(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
         vectors = tuple(tuple(vector.values) for vector in pb.embeddings)
-        return Embeddings(vectors, pb.prompt_tokens, pb.model_digest)
+        return m.Embeddings(vectors, pb.prompt_tokens, pb.model_digest)
 
     async def score(
         self,
@@ -248,7 +241,7 @@ class Client:
         *,
         timeout_s: float | None = None,
         **options: Unpack[_wire.ScoreOptions],
-    ) -> Scores:
+    ) -> m.Scores:
         """Return how likely the model finds each text's continuations, with the token count.
 
         With `reranking` each text is a document to be compared with the query, in the form of the
@@ -259,11 +252,11 @@ class Client:
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
             NoChatTemplate: `reranking` with a model without a template.
         """
-        request = _wire.score_to_pb(texts, **options)
+        request = spell(score_pb2.ScoreRequest, texts=texts, **options)
         pb = await answer_of(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
         scores = iter([read(Score, each) for each in pb.scores])
         by_text = tuple(tuple(islice(scores, len(each.continuations))) for each in texts)
-        return Scores(by_text, pb.prompt_tokens, pb.model_digest)
+        return m.Scores(by_text, pb.prompt_tokens, pb.model_digest)
 
     def load(
         self,
@@ -272,12 +265,12 @@ class Client:
         name: str = "",
         options: LoadSpec = LoadSpec(),  # noqa: B008 - frozen
         timeout_s: float | None = None,
-    ) -> Stream[LoadUpdate]:
+    ) -> Stream[m.LoadUpdate]:
         """Load a model, by name or by its folder's path on the server, and return the progress.
 
         The last update is READY, otherwise the stream raises. Leaving the stream ends no load.
         """
-        request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=False)
+        request = spell(model_pb2.LoadModelRequest, model=model, name=name, options=options)
         call = ModelServiceStub(self._opened).LoadModel(request, timeout=timeout_s)
         return Stream(call, LoadReader())
 
@@ -287,11 +280,12 @@ class Client:
         *,
         name: str = "",
         options: LoadSpec = LoadSpec(),  # noqa: B008 - frozen
-    ) -> FitReport:
+    ) -> m.FitReport:
         """Return whether and how `model` would fit; nothing is loaded or evicted."""
-        request = _wire.load_request_to_pb(model, name=name, options=options, validate_only=True)
+        shape = model_pb2.LoadModelRequest
+        request = spell(shape, model=model, name=name, options=options, validate_only=True)
         call = ModelServiceStub(self._opened).LoadModel(request, timeout=self._timeout_s)
-        async with Stream(call, EachReader(partial(read, LoadUpdate))) as updates:
+        async with Stream(call, EachReader(partial(read, m.LoadUpdate))) as updates:
             async for update in updates:
                 if update.fit is not None:
                     return update.fit
@@ -299,21 +293,20 @@ class Client:
 
     async def unload(
         self, model: str, *, grace_s: float | None = None, force: bool = False
-    ) -> Unloaded:
+    ) -> m.Unloaded:
         """Unload `model`; streams in progress have `grace_s` to end; `force` ends them at once.
 
         Returns when it is done. A model that is not loaded is no error; an empty name is refused.
         """
-        name, grace = text_to_pb("model", model), _wire.seconds_to_pb("grace", grace_s)
-        request = model_pb2.UnloadModelRequest(model=name, grace=grace, force=force)
+        request = spell(model_pb2.UnloadModelRequest, model=model, grace=grace_s, force=force)
         wait_s = self._timeout_s + (config.UNLOAD_GRACE_DEFAULT_S if grace_s is None else grace_s)
         timeout_s = None if math.isinf(wait_s) else wait_s
         pb = await answer_of(ModelServiceStub(self._opened).UnloadModel(request, timeout=timeout_s))
-        return read(Unloaded, pb)
+        return read(m.Unloaded, pb)
 
     async def forget(self, name: str) -> tuple[str, ...]:
         """Remove a name that a load gave to a folder; return the folder's remaining names."""
-        request = model_pb2.ForgetModelRequest(name=text_to_pb("name", name))
+        request = spell(model_pb2.ForgetModelRequest, name=name)
         call = ModelServiceStub(self._opened).ForgetModel(request, timeout=self._timeout_s)
         return tuple((await answer_of(call)).names)
 
@@ -322,60 +315,55 @@ class Client:
         """What the server keeps on disk of prompts."""
         return Prefixes(self._opened, timeout_s=self._timeout_s)
 
-    async def models(self) -> tuple[Model, ...]:
+    async def models(self) -> tuple[m.Model, ...]:
         """Return every model that the controller knows, in its order."""
-        models: list[Model] = []
+        models: list[m.Model] = []
         request = model_pb2.ListModelsRequest(page_size=config.PAGE_SIZE_MAX)
         listing = ModelServiceStub(self._opened).ListModels
         while True:
             page = await answer_of(listing(request, timeout=self._timeout_s))
-            models += [read(Model, pb) for pb in page.models]
+            models += [read(m.Model, pb) for pb in page.models]
             if not page.next_page_token or len(models) > config.MODELS_MAX:
                 return tuple(models)
             request.page_token = page.next_page_token
 
-    async def model(self, model: str = "") -> Model:
+    async def model(self, model: str = "") -> m.Model:
         """Return one model, by name, alias or digest."""
-        request = model_pb2.GetModelRequest(model=text_to_pb("model", model))
+        request = spell(model_pb2.GetModelRequest, model=model)
         call = ModelServiceStub(self._opened).GetModel(request, timeout=self._timeout_s)
-        return read(Model, (await answer_of(call)).model)
+        return read(m.Model, (await answer_of(call)).model)
 
-    def watch_models(self, model: str = "") -> Stream[Model]:
+    def watch_models(self, model: str = "") -> Stream[m.Model]:
         """Return every model (or this one) once, then each change, until the stream is left."""
-        request = model_pb2.WatchModelsRequest(model=text_to_pb("model", model))
+        request = spell(model_pb2.WatchModelsRequest, model=model)
         call = ModelServiceStub(self._opened).WatchModels(request)
-        return Stream(call, EachReader(lambda pb: read(Model, pb.model)))
+        return Stream(call, EachReader(lambda pb: read(m.Model, pb.model)))
 
     def read_logs(
         self, model: str, *, tail: int | None = None, follow: bool = False
-    ) -> Stream[LogLines]:
+    ) -> Stream[m.LogLines]:
         """Return the output of `model`'s worker: its last `tail` lines, or all that are kept.
 
         With `follow` the stream continues with further lines until the worker has ended.
         """
-        request = model_pb2.ReadLogsRequest(
-            model=text_to_pb("model", model),
-            tail=_wire.whole_to_pb("tail", tail),
-            follow=follow,
-        )
+        request = spell(model_pb2.ReadLogsRequest, model=model, tail=tail, follow=follow)
         timeout_s = None if follow else self._timeout_s
         call = ModelServiceStub(self._opened).ReadLogs(request, timeout=timeout_s)
-        return Stream(call, EachReader(partial(read, LogLines)))
+        return Stream(call, EachReader(partial(read, m.LogLines)))
 
-    async def status(self, model: str = "") -> Status:
+    async def status(self, model: str = "") -> m.Status:
         """Return the server's status, with all workers or those of `model`."""
-        request = status_pb2.GetStatusRequest(model=text_to_pb("model", model))
+        request = spell(status_pb2.GetStatusRequest, model=model)
         call = StatusServiceStub(self._opened).GetStatus(request, timeout=self._timeout_s)
-        return read(Status, (await answer_of(call)).status)
+        return read(m.Status, (await answer_of(call)).status)
 
     def watch_status(
         self, model: str = "", *, interval_s: float = config.WATCH_INTERVAL_DEFAULT_S
-    ) -> Stream[Status]:
+    ) -> Stream[m.Status]:
         """Return the status at once and then every `interval_s`, until the stream is left."""
-        name, interval = text_to_pb("model", model), _wire.seconds_to_pb("interval", interval_s)
-        request = status_pb2.WatchStatusRequest(model=name, interval=interval)
+        request = spell(status_pb2.WatchStatusRequest, model=model, interval=interval_s)
         call = StatusServiceStub(self._opened).WatchStatus(request)
-        return Stream(call, EachReader(lambda pb: read(Status, pb.status)))
+        return Stream(call, EachReader(lambda pb: read(m.Status, pb.status)))
 
     async def healthy(self, service: str = "") -> bool:
         """Return whether the server is serving now, or one of its services or `models/NAME`.
@@ -383,7 +371,7 @@ class Client:
         Raises:
             RemoteError: NOT_FOUND for an unknown name.
         """
-        request = health_pb2.HealthCheckRequest(service=text_to_pb("service", service))
+        request = spell(health_pb2.HealthCheckRequest, service=service)
         health: Any = health_pb2_grpc.HealthStub(self._opened)  # untyped
         response = await answer_of(health.Check(request, timeout=self._timeout_s))
         return bool(response.status == health_pb2.HealthCheckResponse.SERVING)

@@ -10,7 +10,14 @@ import enum
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlxd_shared.domain.figures import HostMemory, MathLibrary, MemoryAccount
+from mlxd_shared.domain.figures import (
+    HostMemory,
+    LoadProgress,
+    MathLibrary,
+    ModelState,
+    PrefixDisk,
+    WorkerMemory,
+)
 from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Score, Weights
 
 
@@ -30,28 +37,6 @@ class Scores:
     scores: tuple[tuple[Score, ...], ...]
     prompt_tokens: int
     model_digest: str
-
-
-class ModelState(enum.Enum):
-    """The life of a model in the controller."""
-
-    UNKNOWN = "unknown"
-    UNLOADED = "unloaded"
-    QUEUED = "queued"
-    LOADING = "loading"
-    READY = "ready"
-    DRAINING = "draining"
-    UNLOADING = "unloading"
-    FAILED = "failed"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadProgress:
-    """The progress of a load."""
-
-    bytes_read: int
-    bytes_total: int
-    stage: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,43 +177,6 @@ class DeviceStatus:
     machine: str
     lost: bool
     models_max: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerMemory:
-    """The exact account of a worker's memory. `devices` maps a device to the bytes on it."""
-
-    accounts: tuple[MemoryAccount, ...]
-    total_nbytes: int
-    mlx_active_nbytes: int
-    mlx_cache_nbytes: int
-    mlx_peak_nbytes: int
-    unaccounted_nbytes: int
-    devices: Mapping[str, int]
-    resident_nbytes: int
-
-
-@dataclass(frozen=True, slots=True)
-class PrefixDisk:
-    """What a worker keeps of prompts on disk; the counts begin with the load.
-
-    `form` is the name of its folder, `blocks` counts files, `block_nbytes` is the most that one
-    block takes, `least_worth` the seconds that a byte of what would go first saves in a second.
-    """
-
-    form: str
-    nbytes: int
-    budget_nbytes: int
-    blocks: int
-    block_nbytes: int
-    least_worth: float
-    written: int
-    written_nbytes: int
-    read: int
-    read_nbytes: int
-    evicted: int
-    refused: int
-    hit_tokens: int
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd import Client, Delta
-from mlxd.messages import PrefixDisk, Status, WorkerStatus
+from mlxd.messages import Status, WorkerStatus
+from mlxd_shared.domain.figures import PrefixDisk
 from mlxd_shared.domain.requests import SamplingOptions
 from tests.bench.__main__ import random_llama
 from tests.bench.report import json_line

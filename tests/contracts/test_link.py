@@ -14,7 +14,7 @@ from mlxd.v1 import inference_pb2
 from mlxd_controller.runtime.ports import Question, WorkerLink, WorkerProcess
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.domain.figures import WorkerState
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
 from mlxd_shared.wire.intake import as_checked
@@ -183,7 +183,7 @@ async def test_a_worker_unloads_and_stays(kind: str) -> None:
         await its.link.unload(timeout_s=TIMEOUT_S)
         states += [w.state for w in (await its.link.status(timeout_s=TIMEOUT_S)).workers]
 
-    assert states == [WorkerState.READY, WorkerState.UNLOADED]
+    assert states == [ModelState.READY, ModelState.UNLOADED]
 
 
 @pytest.mark.asyncio

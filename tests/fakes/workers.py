@@ -18,10 +18,10 @@ from mlxd_controller.runtime.ports import Holding, Question
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import (
     LoadProgress,
-    MemoryFigures,
+    ModelState,
     ProcessStatus,
     WorkerFigures,
-    WorkerState,
+    WorkerMemory,
 )
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.known_process import ProcessMark
@@ -244,7 +244,7 @@ class FakeLink:
         self.arrays_bytes = script.arrays_bytes
         self.followed: list[ProcessMark] = []
         self.closed = False
-        self._state = WorkerState.UNLOADED
+        self._state = ModelState.UNLOADED
 
     async def load(
         self, name: str, path: str, spec: LoadSpec
@@ -260,7 +260,7 @@ class FakeLink:
                 if self._script.load_error is not None:
                     raise self._script.load_error
         self._check()
-        self._state = WorkerState.READY
+        self._state = ModelState.READY
 
     def generate(self, request: Checked, *, timeout_s: float | None) -> FakeStream:
         """Stream the script's tokens."""
@@ -318,7 +318,7 @@ class FakeLink:
             waiting.cancel()
 
     def _own_status(self) -> ProcessStatus:
-        memory = MemoryFigures(total_nbytes=1000, mlx_active_nbytes=self.arrays_bytes)
+        memory = WorkerMemory(total_nbytes=1000, mlx_active_nbytes=self.arrays_bytes)
         own = WorkerFigures(
             pid=self._process.pid,
             state=self._state,
@@ -346,7 +346,7 @@ class FakeLink:
     async def unload(self, *, timeout_s: float) -> None:
         """Hold no model any more."""
         self._check()
-        self._state = WorkerState.UNLOADED
+        self._state = ModelState.UNLOADED
 
     async def adopt(self, controller: ProcessMark, *, output_path: str, timeout_s: float) -> None:
         """Note whom it follows."""

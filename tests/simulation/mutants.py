@@ -101,7 +101,7 @@ MUTANTS = (
     Mutant(
         "those who were refused go on waiting",
         "turn.py",
-        "return self.put(replace(model, phase=with_demand(model.phase, NO_DEMAND)))",
+        "return self.put(replace(model, phase=phases.with_demand(model.phase, NO_DEMAND)))",
         "return self.put(model)",
     ),
     Mutant(
@@ -113,14 +113,10 @@ MUTANTS = (
     Mutant(
         "a draining model takes leases",
         "schedule.py",
-        "        turn.do(Refuse(event.ticket, ModelDraining(model.name)))\n"
-        "        return\n"
-        "    model = replace(model, usage",
+        "        turn.do(a.Refuse(event.ticket, e.ModelDraining(model.name)))\n",
         "        phase = replace(model.phase, leases=model.leases | {event.ticket})\n"
         "        turn.put(replace(model, phase=phase))\n"
-        "        turn.do(Grant(event.ticket, phase.worker, 0.0))\n"
-        "        return\n"
-        "    model = replace(model, usage",
+        "        turn.do(a.Grant(event.ticket, phase.worker, 0.0))\n",
     ),
     Mutant(
         "the last stream of a draining model ends, and nothing follows",
@@ -131,17 +127,17 @@ MUTANTS = (
     Mutant(
         "a worker that is being stopped is made ready by late news",
         "schedule.py",
-        "case Ready(), phases.Loading() as loading:\n",
-        "case Ready(), phases.Unloading() as late:\n"
+        "case ev.Ready(), phases.Loading() as loading:\n",
+        "case ev.Ready(), phases.Unloading() as late:\n"
         "            ready = phases.Ready(late.worker, late.plan, since_s=turn.now_s)\n"
         "            turn.serve_waiters(model, ready, late.demand.waiters)\n"
-        "        case Ready(), phases.Loading() as loading:\n",
+        "        case ev.Ready(), phases.Loading() as loading:\n",
     ),
     Mutant(
         "the death of a worker goes unnoticed",
         "schedule.py",
-        "case WorkerDied(_, error), phases.Ready():",
-        "case WorkerDied(_, error), phases.Failed():",
+        "case ev.WorkerDied(_, error), phases.Ready():",
+        "case ev.WorkerDied(_, error), phases.Failed():",
     ),
     Mutant(
         "who waits for a model that is leaving is forgotten",
@@ -229,8 +225,8 @@ MUTANTS = (
     Mutant(
         "what has no room is forgotten while it still lives",
         "adopting.py",
-        "turn.stop_worker(model, StopReason.SURPLUS)",
-        "turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))",
+        "turn.stop_worker(model, phases.StopReason.SURPLUS)",
+        "turn.do(StopWorker(event.worker, event.digest, phases.StopReason.SURPLUS))",
     ),
     Mutant(
         "models live on where their machine is lost",
@@ -271,13 +267,14 @@ MUTANTS = (
     Mutant(
         "what drains on a lost machine drains on",
         "ends.py",
-        "        case Draining():\n            turn.end(model, UNLOADED)\n",
+        "        case phases.Draining():\n            turn.end(model, phases.UNLOADED)\n",
         "",
     ),
     Mutant(
         "what leaves a lost machine never has left",
         "ends.py",
-        "        case Unloading() as unloading:\n            end_unload(turn, model, unloading)\n",
+        "        case phases.Unloading() as unloading:\n"
+        "            end_unload(turn, model, unloading)\n",
         "",
     ),
     Mutant(

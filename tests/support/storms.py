@@ -23,8 +23,9 @@ import grpc
 import psutil
 
 from mlxd import Client
-from mlxd.messages import ModelState, Status
+from mlxd.messages import Status
 from mlxd.v1 import status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.security.net import CHANNEL_OPTIONS
 from tests.support.crowds import observe_server
 from tests.support.mixed_load import Samples, check_account, check_swept

@@ -16,9 +16,10 @@ from pathlib import Path
 import pytest
 
 from mlxd import Client, MlxdError, SamplingOptions
-from mlxd.messages import ModelState, WorkerStatus
+from mlxd.messages import WorkerStatus
 from mlxd.v1 import types_pb2
 from mlxd_shared.domain.errors import WorkerTimedOut
+from mlxd_shared.domain.figures import ModelState
 from tests.support.certificates import Authority, token_file
 from tests.support.cli import LIMIT_S
 from tests.support.effort import spread_evenly

@@ -29,9 +29,9 @@ from mlxd import (
     SamplingOptions,
     Weights,
 )
-from mlxd.messages import ModelState
 from mlxd_controller.cli.commands.serving.serve import LISTENING
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound
+from mlxd_shared.domain.figures import ModelState
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment, mlxd
 from tests.support.tiny_model import write_tiny_model
 from tests.tidy.tree import ROOT

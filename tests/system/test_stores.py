@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from mlxd import Client, SamplingOptions
-from mlxd.messages import ModelState
 from mlxd_controller.store.aliases import set_alias
+from mlxd_shared.domain.figures import ModelState
 from tests.support.made_stores import (
     PARAMETERS,
     TENSOR,

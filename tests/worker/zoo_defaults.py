@@ -16,11 +16,30 @@ from functools import cache
 from pathlib import Path
 from typing import Final
 
-from mlxd_models.sizes.zoo_sizes import DEFAULTS_FILE, SIZE_MAX, SIZE_NAMES
+from mlxd_models.sizes import zoo_sizes
+from mlxd_models.sizes.zoo_sizes import DEFAULTS_FILE, SIZE_MAX
 from mlxd_models.sizes.zoo_types import ZOO_TYPES
 
 _SEEING: Final = ("Vision", "Projector", "Audio")
 """What names of classes begin with that are no text's."""
+
+
+def _texts_in(value: object) -> Iterator[str]:
+    """Yield a text, or those in a tuple and its tuples."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, tuple):
+        for each in value:
+            yield from _texts_in(each)
+
+
+SIZE_NAMES: Final = frozenset(
+    text
+    for constant, value in vars(zoo_sizes).items()
+    if constant.startswith("_") and constant.isupper()
+    for text in _texts_in(value)
+)
+"""Every name that sizes are looked for by."""
 
 
 def read_defaults() -> dict[str, dict[str, int]]:

@@ -23,7 +23,7 @@ import grpc
 
 from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.errors import MlxdError, ShuttingDown
-from mlxd_shared.domain.figures import WorkerState
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.ops.heap import keep_heap_trimmed
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.machine import this_machine
@@ -95,7 +95,7 @@ async def serve(
 
     def on_lost() -> float:
         # What is not ready is of no use to a controller that may come.
-        grace_s = options.orphan_grace_s if worker.phase is WorkerState.READY else 0.0
+        grace_s = options.orphan_grace_s if worker.phase is ModelState.READY else 0.0
         _log.warning("the controller is gone", grace_s=grace_s)
         return grace_s
 

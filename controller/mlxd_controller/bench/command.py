@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass
@@ -13,20 +12,9 @@ from typing import Annotated, Any
 
 import typer
 
-from mlxd_controller.bench.cells import Cell, Figure, Plan, figure_of, plan_of, prompts_of
-from mlxd_controller.bench.report import HEADINGS, peer_version, report_of, table_rows
-from mlxd_controller.bench.ways import (
-    ENGINE,
-    PEER,
-    SERVED,
-    ServedWay,
-    Way,
-    WayFailed,
-    engine_alone,
-    load_for,
-    peer_alone,
-    temporary_server,
-)
+from mlxd_controller.bench import ways
+from mlxd_controller.bench.cells import Figure, Plan, figure_of, plan_of, prompts_of
+from mlxd_controller.bench.report import HEADINGS, report_of, table_rows
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.configuration.loads import folders_of
@@ -40,9 +28,8 @@ from mlxd_controller.demo import NotServed
 from mlxd_controller.runtime.ports import ModelRef
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
+from mlxd_models.families.foreign import installed_version
 from mlxd_shared.domain.requests import Weights
-
-_CLEAR_LINE = "\r\x1b[K"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +70,7 @@ async def bench(
     out: Out = None,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> ExitCode | None:
     """Time prefill and decoding of a model: its engine alone, served with clients, and mlx-lm.
 
     Each way computes in processes of its own, one after the other. Figures are medians; those of
@@ -93,13 +80,12 @@ async def bench(
     ref = await _find(model_argument(model), stores.places(os.environ))
     server = _running(where, model, plan, sizes.weights)
     if not running:
-        server = temporary_server(ref.path, plan, sizes.weights)
-    quiet = as_json or not sys.stderr.isatty()
+        server = ways.temporary_server(ref.path, plan, sizes.weights)
     try:
-        figures, facts = await _measure_all(ref.path, plan, sizes.weights, server, quiet=quiet)
-        if peer and peer_version() is not None:
-            figures += await _measure_peer(ref.path, plan, facts, quiet=quiet)
-    except (NotServed, WayFailed) as error:
+        figures, facts = await _measure_all(ref.path, plan, sizes.weights, server, quiet=as_json)
+        if peer and installed_version() is not None:
+            figures += await _measure_peer(ref.path, plan, facts, quiet=as_json)
+    except (NotServed, ways.WayFailed) as error:
         complain(str(error))
         return ExitCode.ERROR
     report = report_of(figures, plan, digest=ref.digest, facts=facts)
@@ -109,23 +95,23 @@ async def bench(
         show.json_line(report)
     else:
         show.table(HEADINGS, table_rows(figures), right=HEADINGS[1:], spare=HEADINGS[-1:])
-    return ExitCode.OK
+    return None
 
 
 async def _measure_all(
     path: Path,
     plan: Plan,
     weights: Weights,
-    server: AbstractAsyncContextManager[ServedWay],
+    server: AbstractAsyncContextManager[ways.ServedWay],
     *,
     quiet: bool,
 ) -> tuple[list[Figure], dict[str, Any]]:
     """Return the figures of our own two ways, and what the engine said of itself."""
-    async with engine_alone(path, plan, weights) as engine:
+    async with ways.engine_alone(path, plan, weights) as engine:
         facts = engine.facts
-        figures = await _measure(ENGINE, engine, plan, facts, quiet=quiet)
+        figures = await _measure(ways.ENGINE, engine, plan, facts, quiet=quiet)
     async with server as served:
-        figures += await _measure(SERVED, served, plan, facts, quiet=quiet)
+        figures += await _measure(ways.SERVED, served, plan, facts, quiet=quiet)
     return figures, facts
 
 
@@ -145,11 +131,11 @@ async def _find(name: str, places: StorePlaces) -> ModelRef:
 @asynccontextmanager
 async def _running(
     where: Server, model: str, plan: Plan, weights: Weights
-) -> AsyncIterator[ServedWay]:
+) -> AsyncIterator[ways.ServedWay]:
     """Have the server that runs load the model; it keeps it as it keeps others."""
     async with where.client() as client:
-        name = await load_for(client, model_argument(model), plan, weights)
-        yield ServedWay(client, where.address, name, where.security)
+        name = await ways.load_for(client, model_argument(model), plan, weights)
+        yield ways.ServedWay(client, where.address, name, where.security)
 
 
 async def _measure_peer(
@@ -161,33 +147,25 @@ async def _measure_peer(
         return []
     dtype = "float32" if facts["weights"] == Weights.FLOAT32.value else "stored"
     try:
-        async with peer_alone(path, dtype=dtype) as way:
+        async with ways.peer_alone(path, dtype=dtype) as way:
             single = Plan(alone, plan.new_tokens, plan.runs)
-            return await _measure(PEER, way, single, facts, quiet=quiet)
-    except WayFailed as error:
+            return await _measure(ways.PEER, way, single, facts, quiet=quiet)
+    except ways.WayFailed as error:
         complain(f"mlx-lm is left out: {error}")
         return []
 
 
 async def _measure(
-    name: str, way: Way, plan: Plan, facts: dict[str, Any], *, quiet: bool
+    name: str, way: ways.Way, plan: Plan, facts: dict[str, Any], *, quiet: bool
 ) -> list[Figure]:
     """Return one way's figures, cell by cell."""
     figures = []
     for cell in plan.cells:
         runs = []
         for number, prompts in enumerate(prompts_of(plan, cell, facts["vocab_size"])):
-            _show_step(f"{name}: {_size(cell)}, run {number} of {plan.runs}", quiet=quiet)
+            size = f"{cell.rows} x {cell.prompt_tokens} tokens"
+            show.step(f"{name}: {size}, run {number} of {plan.runs}", quiet=quiet)
             runs.append(await way.run(prompts, plan.new_tokens))
         figures.append(figure_of(name, cell, runs))
-    _show_step("", quiet=quiet)
+    show.step("", quiet=quiet)
     return figures
-
-
-def _size(cell: Cell) -> str:
-    return f"{cell.rows} x {cell.prompt_tokens} tokens"
-
-
-def _show_step(text: str, *, quiet: bool) -> None:
-    if not quiet:
-        typer.echo(f"{_CLEAR_LINE}{text}", nl=False, err=True)

@@ -14,6 +14,7 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from mlxd_controller.bench.cells import Figure, Plan
+from mlxd_models.families.foreign import installed_version
 from mlxd_shared.domain.units import format_bytes
 from mlxd_shared.ops.backends import installed_versions
 from mlxd_shared.ops.machine import processor_name
@@ -33,11 +34,11 @@ def table_rows(figures: Sequence[Figure]) -> list[tuple[str, ...]]:
             figure.way,
             str(figure.prompt_tokens),
             str(figure.rows),
-            _rate(figure, "prefill_tokens_per_s"),
-            _milliseconds(figure, "ttft_p50_s"),
-            _rate(figure, "decode_tokens_per_s"),
-            _milliseconds(figure, "itl_p50_s"),
-            _milliseconds(figure, "itl_p99_s"),
+            _cell(figure, "prefill_tokens_per_s"),
+            _cell(figure, "ttft_p50_s", scale=1e3, digits=2),
+            _cell(figure, "decode_tokens_per_s"),
+            _cell(figure, "itl_p50_s", scale=1e3, digits=2),
+            _cell(figure, "itl_p99_s", scale=1e3, digits=2),
             format_bytes(figure.peak_nbytes) if figure.peak_nbytes else "-",
         )
         for figure in figures
@@ -66,23 +67,10 @@ def report_of(
 def versions() -> dict[str, str]:
     """Return the versions that figures depend on."""
     known = {"mlxd": importlib.metadata.version("mlxd"), "python": platform.python_version()}
-    peer = peer_version()
+    peer = installed_version()
     return known | installed_versions() | ({} if peer is None else {PEER_DISTRIBUTION: peer})
 
 
-def peer_version() -> str | None:
-    """Return the version of mlx-lm; None where it is not installed."""
-    try:
-        return importlib.metadata.version(PEER_DISTRIBUTION)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _rate(figure: Figure, name: str) -> str:
+def _cell(figure: Figure, name: str, *, scale: float = 1.0, digits: int = 1) -> str:
     value = figure.values.get(name)
-    return "-" if value is None else f"{value:.1f}"
-
-
-def _milliseconds(figure: Figure, name: str) -> str:
-    value = figure.values.get(name)
-    return "-" if value is None else f"{value * 1e3:.2f}"
+    return "-" if value is None else f"{value * scale:.{digits}f}"

@@ -93,10 +93,15 @@ def _make_command(name: str, function: Any) -> Any:  # noqa: ANN401 - as above
     alone = typer.Typer(add_completion=False, rich_markup_mode=None)
     alone.command(name, cls=CLASSES.get(name))(function)
     command = typer.main.get_command(alone)
+    _give_variables(command, name)
+    return command
+
+
+def _give_variables(command: Any, name: str) -> None:  # noqa: ANN401 - as above
+    """Have a command's parameters read the variables of their keys; "": those before a command."""
     variables = variables_of(name)
     for parameter in command.params:
-        parameter.envvar = parameter.envvar or variables.get(parameter.name or "")
-    return command
+        parameter.envvar = variables.get(parameter.name, parameter.envvar)
 
 
 class Group(Commands):
@@ -104,6 +109,7 @@ class Group(Commands):
 
     def __init__(self, **options: Any) -> None:  # noqa: ANN401 - typer's own
         super().__init__(**options | {"commands": CommandModules()})
+        _give_variables(self, "")
 
     def make_context(self, *arguments: Any, **options: Any) -> Any:  # noqa: ANN401 - click's own
         """Read the command line, with the configuration file in place of defaults."""

@@ -23,7 +23,8 @@ from mlxd_controller.cli.outcome import ExitCode, report, run
 from mlxd_controller.cli.security import Reach, Server, server
 from mlxd_shared.domain.errors import MlxdError
 
-Work: TypeAlias = Coroutine[Any, Any, ExitCode]
+Work: TypeAlias = Coroutine[Any, Any, ExitCode | None]
+"""What a command does; without an exit code it is done."""
 Session: TypeAlias = Callable[[], NoReturn]
 """Work with event loops of its own, which it ends as `outcome.run` does."""
 _CONTEXT = Parameter("context", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)

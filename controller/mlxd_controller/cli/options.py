@@ -55,7 +55,6 @@ GlobalAddress = Annotated[
     str,
     typer.Option(
         "--address",
-        envvar="MLXD_ADDRESS",
         metavar="HOST:PORT|unix:PATH",
         help="The server's address. This and the options below are also accepted after the"
         " command.",

@@ -51,13 +51,13 @@ class ExitCode(enum.IntEnum):
 
 
 def run(
-    work: Coroutine[Any, Any, ExitCode],
+    work: Coroutine[Any, Any, ExitCode | None],
     *,
     address: str,
     flags: Mapping[str, str] = NO_FLAGS,
     loop_factory: Callable[[], asyncio.AbstractEventLoop] | None = None,
 ) -> NoReturn:
-    """Run `work` to its end and leave with its exit code, or its error's.
+    """Run `work` to its end and leave with its exit code, None being OK, or its error's.
 
     `address` is the server's, for the message when nobody answers; `flags` as `describe` has them.
 
@@ -70,7 +70,7 @@ def run(
     """
     try:
         with asyncio.Runner(loop_factory=loop_factory) as runner:
-            code = runner.run(work)
+            code = runner.run(work) or ExitCode.OK
         sys.stdout.flush()
     except e.MlxdError as error:
         code = report(error, address, flags)

@@ -28,8 +28,16 @@ WORKER_PANEL = "Workers that run already"
 TLS_OPTIONS = ("tls_ca", "tls_cert", "tls_key")
 
 
-def _file(help_text: str, panel: str = PANEL, *, envvar: str | None = None) -> Any:  # noqa: ANN401
-    return typer.Option(envvar=envvar, help=help_text, rich_help_panel=panel)
+def _file(help_text: str, panel: str = PANEL) -> Any:  # noqa: ANN401 - typer's own
+    return typer.Option(help=help_text, rich_help_panel=panel)
+
+
+TlsCa = Annotated[
+    Path | None, _file("Use TLS; the authorities that signed the server's certificate, as PEM.")
+]
+TlsCert = Annotated[Path | None, _file("The client's certificate, for servers that require one.")]
+TlsKey = Annotated[Path | None, _file("The key of --tls-cert, as PEM.")]
+TokenFile = Annotated[Path | None, _file("A file with the token that the server requires.")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,24 +47,10 @@ class Credentials:
     Only these read the environment, so that no flag loses to it.
     """
 
-    tls_ca: Annotated[
-        Path | None,
-        _file(
-            "Use TLS; the authorities that signed the server's certificate, as PEM.",
-            envvar="MLXD_TLS_CA",
-        ),
-    ] = None
-    tls_cert: Annotated[
-        Path | None,
-        _file("The client's certificate, for servers that require one.", envvar="MLXD_TLS_CERT"),
-    ] = None
-    tls_key: Annotated[
-        Path | None, _file("The key of --tls-cert, as PEM.", envvar="MLXD_TLS_KEY")
-    ] = None
-    token_file: Annotated[
-        Path | None,
-        _file("A file with the token that the server requires.", envvar="MLXD_TOKEN_FILE"),
-    ] = None
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    token_file: TokenFile = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,17 +58,10 @@ class Reach:
     """The server that a command is for, and how to reach it, after the command."""
 
     address: Address = None
-    tls_ca: Annotated[
-        Path | None,
-        _file("Use TLS; the authorities that signed the server's certificate, as PEM."),
-    ] = None
-    tls_cert: Annotated[
-        Path | None, _file("The client's certificate, for servers that require one.")
-    ] = None
-    tls_key: Annotated[Path | None, _file("The key of --tls-cert, as PEM.")] = None
-    token_file: Annotated[Path | None, _file("A file with the token that the server requires.")] = (
-        None
-    )
+    tls_ca: TlsCa = None
+    tls_cert: TlsCert = None
+    tls_key: TlsKey = None
+    token_file: TokenFile = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +91,7 @@ class Listener:
     """How `mlxd serve` protects what it listens on."""
 
     tls_cert: Annotated[Path | None, _file("Serve TLS: the server's certificates as PEM.")] = None
-    tls_key: Annotated[Path | None, _file("The key of --tls-cert, as PEM.")] = None
+    tls_key: TlsKey = None
     tls_client_ca: Annotated[
         Path | None,
         _file("Serve only clients with a certificate that these authorities signed."),
@@ -117,8 +104,7 @@ class Listener:
         Path | None,
         _file(
             "Serve clients that send a key of this file, within its scopes and limits; see"
-            " `mlxd keys`.",
-            envvar="MLXD_KEYS_FILE",
+            " `mlxd keys`."
         ),
     ] = None
     open_health: Annotated[

@@ -12,9 +12,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlxd_controller.core import phases
 from mlxd_controller.core.actions import StopWorker
 from mlxd_controller.core.events import Adopted
-from mlxd_controller.core.phases import Cold, Loading, Ready, StopReason
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
 from mlxd_models.fit.plan import Device
@@ -35,9 +35,9 @@ def adopt(turn: Turn, event: Adopted) -> None:
     model = state.models.get(event.digest) or Model(
         event.digest, event.name, event.path, event.facts, keep_alive_s
     )
-    if device is None or not isinstance(model.phase, Cold):
+    if device is None or not isinstance(model.phase, phases.Cold):
         # Nobody knows what it takes of which memory; or the model has another, or waits for one.
-        turn.do(StopWorker(event.worker, event.digest, StopReason.SURPLUS))
+        turn.do(StopWorker(event.worker, event.digest, phases.StopReason.SURPLUS))
         return
     plan = correct(reckon(event.facts, device, event.choice), model.measured)
     model = replace(
@@ -46,7 +46,7 @@ def adopt(turn: Turn, event: Adopted) -> None:
         path=event.path,
         facts=event.facts,
         keep_alive_s=keep_alive_s,
-        phase=Ready(event.worker, plan, since_s=turn.now_s),
+        phase=phases.Ready(event.worker, plan, since_s=turn.now_s),
         spec=event.spec,
         configured=event.configured,
         pinned=bool(event.spec.pinned),
@@ -54,14 +54,16 @@ def adopt(turn: Turn, event: Adopted) -> None:
         load_s=event.load_s,
     )
     if state.stopping or not _fits(state, device, plan.need_bytes):
-        turn.stop_worker(model, StopReason.SURPLUS)
+        turn.stop_worker(model, phases.StopReason.SURPLUS)
     else:
         turn.put(model)
 
 
 def _fits(state: State, device: Device, need_bytes: int) -> bool:
     """Return whether `need_bytes` fit beside all who stay; those on their way out do not count."""
-    staying = [m for m in state.models.values() if isinstance(m.phase, Loading | Ready)]
+    staying = [
+        m for m in state.models.values() if isinstance(m.phase, phases.Loading | phases.Ready)
+    ]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
     here = [model for model in staying if state.lives_on(model, device)]

@@ -8,25 +8,17 @@ Invariants:
 
 from __future__ import annotations
 
+from mlxd_controller.core import phases
 from mlxd_controller.core.demand import Demand
-from mlxd_controller.core.phases import (
-    UNLOADED,
-    Draining,
-    Failed,
-    Loading,
-    Ready,
-    Unloading,
-    demand_of,
-)
 from mlxd_controller.core.placement.queueing import enqueue
 from mlxd_controller.core.state import Model
 from mlxd_controller.core.turn import Turn
 from mlxd_shared.domain.errors import MlxdError, WorkerLost
 
 
-def end_unload(turn: Turn, model: Model, unloading: Unloading) -> None:
+def end_unload(turn: Turn, model: Model, unloading: phases.Unloading) -> None:
     """Note the end of a worker that was told to stop."""
-    ended = turn.end(model, UNLOADED)
+    ended = turn.end(model, phases.UNLOADED)
     if unloading.demand.stands:
         enqueue(turn, ended, unloading.demand)
 
@@ -42,15 +34,15 @@ def replace_dead(turn: Turn, model: Model, error: MlxdError) -> None:
 def end_lost(turn: Turn, model: Model, machine: str) -> None:
     """Note that a model's worker is out of reach with its machine, without a word to it."""
     match model.phase:
-        case Loading() | Ready():
-            demand = demand_of(model.phase)
+        case phases.Loading() | phases.Ready():
+            demand = phases.demand_of(model.phase)
             error = WorkerLost(model.name, cause=f"its machine is lost: {machine}")
-            model = turn.end(model, Failed(error))
+            model = turn.end(model, phases.Failed(error))
             if demand.stands:
                 enqueue(turn, model, Demand(demand.waiters, demand.wanted))
-        case Draining():
-            turn.end(model, UNLOADED)
-        case Unloading() as unloading:
+        case phases.Draining():
+            turn.end(model, phases.UNLOADED)
+        case phases.Unloading() as unloading:
             end_unload(turn, model, unloading)
         case _:
             pass

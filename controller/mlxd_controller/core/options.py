@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 from mlxd_controller.core.phases import Joinable
 from mlxd_controller.core.state import Model
@@ -27,21 +27,9 @@ def with_configured(model: Model, configured: LoadSpec, *, keep_alive_s: float) 
 
 def fill_in(spec: LoadSpec, before: LoadSpec) -> LoadSpec:
     """Return `spec`, with what it leaves open taken from `before`."""
-    return LoadSpec(
-        context_length=spec.context_length or before.context_length,
-        rows_max=spec.rows_max or before.rows_max,
-        weights=before.weights if spec.weights is Weights.AUTO else spec.weights,
-        sampling=merge(spec.sampling, before.sampling),
-        keep_alive_s=before.keep_alive_s if spec.keep_alive_s is None else spec.keep_alive_s,
-        pinned=before.pinned if spec.pinned is None else spec.pinned,
-        priority=before.priority if spec.priority is None else spec.priority,
-        kv_format=spec.kv_format or before.kv_format,
-        prefix_cache_nbytes=(
-            before.prefix_cache_nbytes
-            if spec.prefix_cache_nbytes is None
-            else spec.prefix_cache_nbytes
-        ),
-    )
+    values = {field.name: getattr(spec, field.name) for field in fields(spec)}
+    own = {name: value for name, value in values.items() if value not in (None, Weights.AUTO)}
+    return replace(before, **own | {"sampling": merge(spec.sampling, before.sampling)})
 
 
 def conflict(model: Model, spec: LoadSpec) -> InvalidRequest | None:

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mlxd_controller.core import advice
+from mlxd_controller.core import advice, phases
 from mlxd_controller.core.options import fill_in
-from mlxd_controller.core.phases import Loading, Queued, Ready, Resident
 from mlxd_controller.core.placement import evict
 from mlxd_controller.core.placement.homes import plans_of
 from mlxd_controller.core.placement.room import room_of
@@ -56,9 +55,11 @@ def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Repo
     if model is not None:
         spec = fill_in(spec, model.spec)
     match None if model is None else model.phase:
-        case Queued(plans=plans):
+        case phases.Queued(plans=plans):
             in_force = True
-        case Loading(plan=plan) | Ready(plan=plan) if state.device_named(plan.device) is not None:
+        case phases.Loading(plan=plan) | phases.Ready(plan=plan) if (
+            state.device_named(plan.device) is not None
+        ):
             in_force, plans = True, (plan,)
         case _:
             in_force = False
@@ -115,7 +116,7 @@ def _look(state: State, model: Model | None, plan: Plan) -> _Look:
     pressed = device.name in state.pressed
     room = room_of(state, device)
     available, slots, places = room.free_bytes, room.free_slots, room.free_places
-    if model is not None and isinstance(model.phase, Resident):
+    if model is not None and isinstance(model.phase, phases.Resident):
         slots += 1
         if state.lives_on(model, device):
             available += model.reserved_bytes

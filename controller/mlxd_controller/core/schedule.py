@@ -13,29 +13,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import TypeAlias, assert_never
 
+from mlxd_controller.core import actions as a
+from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
-from mlxd_controller.core.actions import Action, Done, Grant, Refuse
 from mlxd_controller.core.adopting import adopt
 from mlxd_controller.core.demand import Fixed, Waiter, Want
 from mlxd_controller.core.ends import end_unload, replace_dead
-from mlxd_controller.core.events import (
-    Adopted,
-    Arrived,
-    Event,
-    LoadAsked,
-    LoadFailed,
-    Measured,
-    MemoryRead,
-    Progressed,
-    Ready,
-    Released,
-    Shrunk,
-    ShutDown,
-    Tick,
-    UnloadAsked,
-    Unloaded,
-    WorkerDied,
-)
 from mlxd_controller.core.machines import note_devices
 from mlxd_controller.core.options import conflict, fill_in, with_configured
 from mlxd_controller.core.phases import StopReason
@@ -49,19 +32,16 @@ from mlxd_controller.core.turn import Turn
 from mlxd_models.fit.measured import Figures, learn
 from mlxd_models.fit.planner import correct
 from mlxd_shared import config
-from mlxd_shared.domain.errors import (
-    MlxdError,
-    ModelDraining,
-    ModelUnloaded,
-    ShuttingDown,
-)
+from mlxd_shared.domain import errors as e
 from mlxd_shared.domain.requests import LoadSpec
 
-Report: TypeAlias = Progressed | Ready | LoadFailed | WorkerDied | Unloaded | Shrunk | Measured
+Report: TypeAlias = (
+    ev.Progressed | ev.Ready | ev.LoadFailed | ev.WorkerDied | ev.Unloaded | ev.Shrunk | ev.Measured
+)
 """What workers say, or their ends."""
 
 
-def decide(state: State, event: Event, now_s: float) -> tuple[State, tuple[Action, ...]]:
+def decide(state: State, event: ev.Event, now_s: float) -> tuple[State, tuple[a.Action, ...]]:
     """Return what the state becomes and what is to be done, in this order.
 
     `now_s` never goes back. An event about a worker that is no longer the model's is ignored.
@@ -72,32 +52,32 @@ def decide(state: State, event: Event, now_s: float) -> tuple[State, tuple[Actio
     return turn.state, tuple(turn.actions)
 
 
-def _apply(turn: Turn, event: Event) -> None:
+def _apply(turn: Turn, event: ev.Event) -> None:
     match event:
-        case Arrived():
+        case ev.Arrived():
             _arrive(turn, event)
-        case LoadAsked():
+        case ev.LoadAsked():
             _load_asked(turn, event)
-        case Released():
+        case ev.Released():
             _release(turn, event)
-        case UnloadAsked():
+        case ev.UnloadAsked():
             _unload_asked(turn, event)
-        case Adopted():
+        case ev.Adopted():
             adopt(turn, event)
-        case MemoryRead():
+        case ev.MemoryRead():
             note_devices(turn, event)
-        case ShutDown(grace_s):
+        case ev.ShutDown(grace_s):
             _shut_down(turn, grace_s)
-        case Tick():
+        case ev.Tick():
             pass  # time is read in _settle
         case _:
             _handle_report(turn, event)
 
 
-def _settle(turn: Turn, event: Event) -> None:
+def _settle(turn: Turn, event: ev.Event) -> None:
     """Do what time and free memory demand, whatever the event was."""
     # Not in the decision that made it ready: the request for the load must see that it was.
-    may_expire = isinstance(event, Tick | Released)
+    may_expire = isinstance(event, ev.Tick | ev.Released)
     for model in turn.models():
         phase = model.phase
         if isinstance(phase, phases.Draining) and turn.now_s >= phase.until_s:
@@ -114,8 +94,14 @@ def _settle(turn: Turn, event: Event) -> None:
 # --- requests ------------------------------------------------------------------------------------
 
 
-def _find_model(turn: Turn, event: Arrived | LoadAsked) -> Model:
-    """Return the requested model; while it is cold, with its current path and facts."""
+def _find_model(turn: Turn, event: ev.Arrived | ev.LoadAsked) -> Model | None:
+    """Return the requested model; while it is cold, with its current path and facts.
+
+    None: it takes no request now, and this one was refused.
+    """
+    if turn.state.stopping:
+        turn.do(a.Refuse(event.ticket, e.ShuttingDown()))
+        return None
     model = turn.state.models.get(event.digest)
     if model is None:
         turn.forget_one_of(config.MODELS_KNOWN_MAX)
@@ -124,16 +110,15 @@ def _find_model(turn: Turn, event: Arrived | LoadAsked) -> Model:
         return with_configured(new, event.configured, keep_alive_s=keep_alive_s)
     if isinstance(model.phase, phases.Cold):
         return replace(model, name=event.name, path=event.path, facts=event.facts)
+    if isinstance(model.phase, phases.Draining):
+        turn.do(a.Refuse(event.ticket, e.ModelDraining(model.name)))
+        return None
     return model
 
 
-def _arrive(turn: Turn, event: Arrived) -> None:
-    if turn.state.stopping:
-        turn.do(Refuse(event.ticket, ShuttingDown()))
-        return
+def _arrive(turn: Turn, event: ev.Arrived) -> None:
     model = _find_model(turn, event)
-    if isinstance(model.phase, phases.Draining):
-        turn.do(Refuse(event.ticket, ModelDraining(model.name)))
+    if model is None:
         return
     model = replace(model, usage=model.usage.add_use(turn.now_s))
     before: Fixed | None = None
@@ -143,7 +128,7 @@ def _arrive(turn: Turn, event: Arrived) -> None:
     if isinstance(model.phase, phases.Ready) and not model.held:
         leased = replace(model.phase, leases=model.phase.leases | {event.ticket})
         turn.put(replace(model, phase=leased, last_used_s=turn.now_s))
-        turn.do(Grant(event.ticket, leased.worker, 0.0))
+        turn.do(a.Grant(event.ticket, leased.worker, 0.0))
         return
     _wait(turn, model, Waiter(event.ticket, Want.LEASE, turn.now_s), before)
 
@@ -160,17 +145,13 @@ def _wait(turn: Turn, model: Model, waiter: Waiter, before: Fixed | None) -> Non
         turn.put(replace(model, phase=phases.with_demand(model.phase, demand)))
 
 
-def _load_asked(turn: Turn, event: LoadAsked) -> None:
-    if turn.state.stopping:
-        turn.do(Refuse(event.ticket, ShuttingDown()))
-        return
+def _load_asked(turn: Turn, event: ev.LoadAsked) -> None:
     model = _find_model(turn, event)
-    if isinstance(model.phase, phases.Draining):
-        turn.do(Refuse(event.ticket, ModelDraining(model.name)))
+    if model is None:
         return
     error = _unobtainable(turn, model, event.spec)
     if error is not None:
-        turn.do(Refuse(event.ticket, error))
+        turn.do(a.Refuse(event.ticket, error))
         return
     before = model.fixed
     model = replace(
@@ -186,20 +167,20 @@ def _load_asked(turn: Turn, event: LoadAsked) -> None:
         kept = replace(phases.demand_of(model.phase), before=None)
         phase = phases.with_demand(model.phase, kept)
         turn.put(replace(model, phase=phase, last_used_s=turn.now_s))
-        turn.do(Done(event.ticket))
+        turn.do(a.Done(event.ticket))
         return
     _wait(turn, model, Waiter(event.ticket, Want.LOAD, turn.now_s), before)
 
 
-def _unobtainable(turn: Turn, model: Model, spec: LoadSpec) -> MlxdError | None:
+def _unobtainable(turn: Turn, model: Model, spec: LoadSpec) -> e.MlxdError | None:
     """Return why `spec` is impossible, before any of it is stored."""
     if isinstance(model.phase, phases.Joinable):
         return conflict(model, spec)
     plans = plans_for(model, fill_in(spec, model.spec), turn.state.devices)
-    return plans if isinstance(plans, MlxdError) else None
+    return plans if isinstance(plans, e.MlxdError) else None
 
 
-def _release(turn: Turn, event: Released) -> None:
+def _release(turn: Turn, event: ev.Released) -> None:
     model = turn.state.models.get(event.digest)
     if model is None:
         return
@@ -222,23 +203,23 @@ def _end_lease(turn: Turn, model: Model, ticket: str) -> None:
         turn.stop_worker(model, phase.reason)
 
 
-def _unload_asked(turn: Turn, event: UnloadAsked) -> None:
+def _unload_asked(turn: Turn, event: ev.UnloadAsked) -> None:
     model = turn.state.models.get(event.digest)
     if model is None:
-        turn.do(Done(event.ticket))
+        turn.do(a.Done(event.ticket))
         return
     if len(model.unloaders) >= config.UNLOAD_WAITERS_MAX:
         turn.refuse_full(
             event.ticket, "requests that wait for an unload", config.UNLOAD_WAITERS_MAX
         )
         return
-    model = turn.refuse_waiters(model, ModelUnloaded(model.name))
+    model = turn.refuse_waiters(model, e.ModelUnloaded(model.name))
     model = turn.forget_options(model)
     unloader = (event.ticket,)
     until_s = turn.now_s if event.force else turn.now_s + event.grace_s
     match model.phase:
         case phases.Unloaded() | phases.Failed() | phases.Queued():
-            turn.do(Done(event.ticket))
+            turn.do(a.Done(event.ticket))
             turn.end(model, phases.UNLOADED)
         case phases.Loading():
             turn.stop_worker(model, StopReason.ASKED, unloaders=unloader)
@@ -259,7 +240,7 @@ def _shut_down(turn: Turn, grace_s: float) -> None:
     turn.state = replace(turn.state, stopping=True)
     until_s = turn.now_s + grace_s
     for before in turn.models():
-        model = turn.refuse_waiters(before, ShuttingDown())
+        model = turn.refuse_waiters(before, e.ShuttingDown())
         match model.phase:
             case phases.Queued():
                 turn.end(model, phases.UNLOADED)
@@ -285,23 +266,23 @@ def _handle_report(turn: Turn, event: Report) -> None:
     if model is None:
         return
     match event, model.phase:
-        case Progressed(_, progress), phases.Loading() as loading:
+        case ev.Progressed(_, progress), phases.Loading() as loading:
             turn.put(replace(model, phase=replace(loading, progress=progress)))
-        case Shrunk(), _:
+        case ev.Shrunk(), _:
             note_shrunk(turn, model)
-        case Measured(_, figures), phases.Ready() as ready:
+        case ev.Measured(_, figures), phases.Ready() as ready:
             _learn(turn, model, ready, figures)
-        case Ready(), phases.Loading() as loading:
+        case ev.Ready(), phases.Loading() as loading:
             model = replace(model, load_s=turn.now_s - loading.began_s)
             ready = phases.Ready(loading.worker, loading.plan, since_s=turn.now_s)
             turn.serve_waiters(model, ready, loading.demand.waiters)
-        case LoadFailed(_, error), phases.Loading():
+        case ev.LoadFailed(_, error), phases.Loading():
             turn.fail(turn.refuse_waiters(model, error), error)
-        case WorkerDied(_, error), phases.Ready():
+        case ev.WorkerDied(_, error), phases.Ready():
             replace_dead(turn, model, error)
-        case WorkerDied(), phases.Draining():
+        case ev.WorkerDied(), phases.Draining():
             turn.end(model, phases.UNLOADED)
-        case Unloaded(), phases.Unloading() as unloading:
+        case ev.Unloaded(), phases.Unloading() as unloading:
             end_unload(turn, model, unloading)
         case _:
             pass  # late news of a worker that is being stopped; Unloaded will come

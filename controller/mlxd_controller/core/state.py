@@ -12,20 +12,8 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from mlxd_controller.core import phases
 from mlxd_controller.core.demand import Fixed, Waiter
-from mlxd_controller.core.phases import (
-    UNLOADED,
-    Cold,
-    Draining,
-    Failed,
-    Hold,
-    Phase,
-    Queued,
-    Ready,
-    Resident,
-    Unloading,
-    demand_of,
-)
 from mlxd_controller.core.placement.reuse import NEVER_USED, Usage
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.measured import Known
@@ -49,7 +37,7 @@ class Model:
     path: str
     facts: ModelFacts
     keep_alive_s: float
-    phase: Phase = UNLOADED
+    phase: phases.Phase = phases.UNLOADED
     spec: LoadSpec = NOTHING_FIXED
     configured: LoadSpec = NOTHING_FIXED
     """What the configuration fixes for its loads, before anybody else does."""
@@ -76,47 +64,55 @@ class Model:
     @property
     def plan(self) -> Plan | None:
         """How it lives, and on which device; in the queue, how it would on the first of them."""
-        return None if isinstance(self.phase, Cold) else self.phase.plan
+        return None if isinstance(self.phase, phases.Cold) else self.phase.plan
 
     @property
     def worker(self) -> int | None:
         """The number of its worker, where it has one."""
-        return self.phase.worker if isinstance(self.phase, Resident) else None
+        return self.phase.worker if isinstance(self.phase, phases.Resident) else None
 
     @property
     def reserved_bytes(self) -> int:
         """What it holds, or is promised while it loads."""
-        return self.phase.plan.need_bytes if isinstance(self.phase, Resident) else 0
+        return self.phase.plan.need_bytes if isinstance(self.phase, phases.Resident) else 0
 
     @property
     def leases(self) -> frozenset[str]:
         """The requests that use it."""
-        return self.phase.leases if isinstance(self.phase, Ready | Draining) else frozenset()
+        return (
+            self.phase.leases
+            if isinstance(self.phase, phases.Ready | phases.Draining)
+            else frozenset()
+        )
 
     @property
     def waiters(self) -> tuple[Waiter, ...]:
         """The requests that wait until it is ready."""
-        return demand_of(self.phase).waiters
+        return phases.demand_of(self.phase).waiters
 
     @property
     def unloaders(self) -> tuple[str, ...]:
         """The requests that wait until it is gone."""
-        return self.phase.unloaders if isinstance(self.phase, Draining | Unloading) else ()
+        return (
+            self.phase.unloaders
+            if isinstance(self.phase, phases.Draining | phases.Unloading)
+            else ()
+        )
 
     @property
     def error(self) -> MlxdError | None:
         """Why its last worker failed; None once the next one is started."""
-        return self.phase.error if isinstance(self.phase, Failed | Queued) else None
+        return self.phase.error if isinstance(self.phase, phases.Failed | phases.Queued) else None
 
     @property
     def idle(self) -> bool:
         """Ready, and nobody uses it."""
-        return isinstance(self.phase, Ready) and not self.phase.leases
+        return isinstance(self.phase, phases.Ready) and not self.phase.leases
 
     @property
     def held(self) -> bool:
         """Whether new requests wait though it is ready."""
-        return isinstance(self.phase, Ready) and self.phase.hold is not None
+        return isinstance(self.phase, phases.Ready) and self.phase.hold is not None
 
     @property
     def expires_s(self) -> float:
@@ -204,15 +200,15 @@ class State:
         """Return the model that this launch serves now."""
         return next((m for m in self.models.values() if m.worker == worker), None)
 
-    def queue(self) -> list[tuple[Model, Queued]]:
+    def queue(self) -> list[tuple[Model, phases.Queued]]:
         """Return the models that wait for memory, the earliest place first."""
         models = self.models.values()
-        queued = [(m, m.phase) for m in models if isinstance(m.phase, Queued)]
+        queued = [(m, m.phase) for m in models if isinstance(m.phase, phases.Queued)]
         return sorted(queued, key=lambda pair: pair[1].place)
 
-    def ready(self) -> list[tuple[Model, Ready]]:
+    def ready(self) -> list[tuple[Model, phases.Ready]]:
         """Return the models that are ready, held or not."""
-        return [(m, m.phase) for m in self.models.values() if isinstance(m.phase, Ready)]
+        return [(m, m.phase) for m in self.models.values() if isinstance(m.phase, phases.Ready)]
 
     def with_model(self, model: Model) -> State:
         """Return the state with `model` in place of its former self."""
@@ -225,11 +221,11 @@ def next_wake_s(state: State) -> float:
     for model in state.models.values():
         times.append(model.expires_s)
         match model.phase:
-            case Draining(until_s=until_s) | Ready(hold=Hold(until_s=until_s)):
+            case phases.Draining(until_s=until_s) | phases.Ready(hold=phases.Hold(until_s=until_s)):
                 times.append(until_s)
-            case Queued(backing_off=True) if model.retry_s is not None:
+            case phases.Queued(backing_off=True) if model.retry_s is not None:
                 times.append(model.retry_s)
-            case Queued(stuck=True) as queued:
+            case phases.Queued(stuck=True) as queued:
                 times += [queued.gives_up_s, state.look_again_s]
             case _:
                 pass

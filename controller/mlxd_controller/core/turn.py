@@ -5,32 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from mlxd_controller.core.actions import (
-    AbortStreams,
-    Action,
-    Done,
-    Grant,
-    Refuse,
-    StopWorker,
-)
+from mlxd_controller.core import actions as a
+from mlxd_controller.core import phases
 from mlxd_controller.core.demand import NO_DEMAND, Waiter, Want
 from mlxd_controller.core.options import with_configured
-from mlxd_controller.core.phases import (
-    Cold,
-    Draining,
-    Failed,
-    Loading,
-    Ready,
-    StopReason,
-    Unloaded,
-    Unloading,
-    demand_of,
-    lies_ahead,
-    with_demand,
-)
 from mlxd_controller.core.state import Model, State
 from mlxd_shared import config
-from mlxd_shared.domain.errors import MlxdError, ModelUnloaded, QueueFull, ShuttingDown
+from mlxd_shared.domain import errors as e
 from mlxd_shared.domain.retry_times import retry_after_s
 
 
@@ -40,14 +21,14 @@ class Turn:
 
     state: State
     now_s: float
-    actions: list[Action] = field(default_factory=list)
+    actions: list[a.Action] = field(default_factory=list)
 
     def put(self, model: Model) -> Model:
         """Take `model` into the state and return it."""
         self.state = self.state.with_model(model)
         return model
 
-    def do(self, action: Action) -> None:
+    def do(self, action: a.Action) -> None:
         """Ask for one more action."""
         self.actions.append(action)
 
@@ -55,44 +36,46 @@ class Turn:
         """Refuse one for whom a queue has no place; those refused are told to come back apart."""
         refused = self.state.refused + 1
         self.state = replace(self.state, refused=refused)
-        self.do(Refuse(ticket, QueueFull(queue, limit, retry_after_s(refused))))
+        self.do(a.Refuse(ticket, e.QueueFull(queue, limit, retry_after_s(refused))))
 
-    def refuse_waiters(self, model: Model, error: MlxdError) -> Model:
+    def refuse_waiters(self, model: Model, error: e.MlxdError) -> Model:
         """Refuse everybody who waits for `model`; no load of it is called for any more."""
         for waiter in model.waiters:
-            self.do(Refuse(waiter.ticket, error))
-        return self.put(replace(model, phase=with_demand(model.phase, NO_DEMAND)))
+            self.do(a.Refuse(waiter.ticket, error))
+        return self.put(replace(model, phase=phases.with_demand(model.phase, NO_DEMAND)))
 
-    def serve_waiters(self, model: Model, ready: Ready, waiters: tuple[Waiter, ...]) -> Model:
+    def serve_waiters(
+        self, model: Model, ready: phases.Ready, waiters: tuple[Waiter, ...]
+    ) -> Model:
         """Make `model` `ready` and no longer held, and give every waiter what it waits for."""
         leases = set(ready.leases)
         for waiter in waiters:
             if waiter.want is Want.LOAD:
-                self.do(Done(waiter.ticket))
+                self.do(a.Done(waiter.ticket))
                 continue
             leases.add(waiter.ticket)
-            self.do(Grant(waiter.ticket, ready.worker, self.now_s - waiter.since_s))
+            self.do(a.Grant(waiter.ticket, ready.worker, self.now_s - waiter.since_s))
         served = replace(ready, leases=frozenset(leases), hold=None)
         return self.put(replace(model, phase=served, last_used_s=self.now_s))
 
     def stop_worker(
         self,
         model: Model,
-        reason: StopReason,
+        reason: phases.StopReason,
         *,
         unloaders: tuple[str, ...] = (),
         streams_aborted: int = 0,
     ) -> Model:
         """Begin to unload a model that nobody uses; more `unloaders` may wait for its end."""
         phase = model.phase
-        assert isinstance(phase, Loading | Ready | Draining)
+        assert isinstance(phase, phases.Loading | phases.Ready | phases.Draining)
         assert not model.leases
-        self.do(StopWorker(phase.worker, model.digest, reason))
-        unloading = Unloading(
+        self.do(a.StopWorker(phase.worker, model.digest, reason))
+        unloading = phases.Unloading(
             phase.worker,
             phase.plan,
             reason,
-            demand=demand_of(phase),
+            demand=phases.demand_of(phase),
             unloaders=(*model.unloaders, *unloaders),
             streams_aborted=streams_aborted,
         )
@@ -101,16 +84,16 @@ class Turn:
     def drain(
         self,
         model: Model,
-        ready: Ready,
+        ready: phases.Ready,
         *,
         until_s: float,
-        reason: StopReason,
+        reason: phases.StopReason,
         unloaders: tuple[str, ...] = (),
     ) -> Model:
         """Take no new lease; stop the worker when the last one ends or at `until_s`."""
         if not ready.leases:
             return self.stop_worker(model, reason, unloaders=unloaders)
-        draining = Draining(
+        draining = phases.Draining(
             ready.worker,
             ready.plan,
             ready.leases,
@@ -121,31 +104,33 @@ class Turn:
         )
         return self.put(replace(model, phase=draining))
 
-    def abort(self, model: Model, draining: Draining) -> Model:
+    def abort(self, model: Model, draining: phases.Draining) -> Model:
         """End all streams of a draining model, and begin to unload it."""
         reason = draining.reason
-        error: MlxdError = (
-            ShuttingDown() if reason is StopReason.SHUTDOWN else ModelUnloaded(model.name)
+        error: e.MlxdError = (
+            e.ShuttingDown()
+            if reason is phases.StopReason.SHUTDOWN
+            else e.ModelUnloaded(model.name)
         )
         tickets = tuple(sorted(draining.leases))
-        self.do(AbortStreams(tickets, error))
+        self.do(a.AbortStreams(tickets, error))
         unused = replace(model, phase=replace(draining, leases=frozenset()))
         return self.stop_worker(unused, reason, streams_aborted=len(tickets))
 
-    def end(self, model: Model, phase: Unloaded | Failed) -> Model:
+    def end(self, model: Model, phase: phases.Unloaded | phases.Failed) -> Model:
         """Note that no process serves `model` any more; unloads that wait for this are done."""
-        aborted = model.phase.streams_aborted if isinstance(model.phase, Unloading) else 0
+        aborted = model.phase.streams_aborted if isinstance(model.phase, phases.Unloading) else 0
         for ticket in model.unloaders:
-            self.do(Done(ticket, aborted))
+            self.do(a.Done(ticket, aborted))
         return self.put(replace(model, phase=phase))
 
-    def fail(self, model: Model, error: MlxdError) -> Model:
+    def fail(self, model: Model, error: e.MlxdError) -> Model:
         """Note that a worker failed; after too many in a row the next one has to wait.
 
         A crash loop must not eat the machine: each start reads the weights anew.
         """
         phase = model.phase
-        steady = isinstance(phase, Ready) and self.now_s - phase.since_s >= config.STEADY_S
+        steady = isinstance(phase, phases.Ready) and self.now_s - phase.since_s >= config.STEADY_S
         failures = 1 if steady else model.failures + 1
         retry_s = model.retry_s
         if failures > config.RESTARTS_AT_ONCE:
@@ -153,7 +138,7 @@ class Turn:
             pause_s = config.RESTART_BACKOFF_S * 2**doublings
             retry_s = self.now_s + min(pause_s, config.RESTART_BACKOFF_MAX_S)
         model = replace(model, failures=failures, retry_s=retry_s)
-        return self.end(model, Failed(error))
+        return self.end(model, phases.Failed(error))
 
     def forget_options(self, model: Model) -> Model:
         """Drop what was fixed for this load; the next one starts from the configuration."""
@@ -171,7 +156,7 @@ class Turn:
         cold = [
             m
             for m in models.values()
-            if isinstance(m.phase, Cold) and not lies_ahead(m.retry_s, self.now_s)
+            if isinstance(m.phase, phases.Cold) and not phases.lies_ahead(m.retry_s, self.now_s)
         ]
         if cold:
             oldest = min(cold, key=lambda m: (max(m.last_used_s, m.usage.at_s), m.digest))

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -31,7 +32,6 @@ from mlxd_shared.ops.backends import installed_versions
 from mlxd_shared.ops.findings import FINDINGS_FILE, Proved, remember
 from mlxd_shared.security.net import parse_address
 
-_CLEAR_LINE = "\r\x1b[K"
 REMEMBERED = "remembered"
 SERVED_SECRETS = {
     "server's private key": "server.tls_key",
@@ -141,14 +141,9 @@ async def _ports(where: Server) -> tuple[Port, ...]:
 
 async def _prove(places: StorePlaces, *, quick: bool, quiet: bool) -> Verdict:
     """Run the proof, and show on a terminal what it is at work on."""
-    shown = sys.stderr.isatty() and not quiet
-
-    def show_step(step: str) -> None:
-        if shown:
-            typer.echo(f"{_CLEAR_LINE}{step}", nl=False, err=True)
-
     paths = [place.path for place in probes.list_models(places)]
     tokenizers = [demo_model(), *paths[: config.DOCTOR_TOKENIZERS_MAX - 1]]
+    show_step = partial(show.step, quiet=quiet)
     ended = await run_proof(tokenizers, quick=quick, on_step=show_step)
     show_step("")
     return judge_proof(ended)

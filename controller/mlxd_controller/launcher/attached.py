@@ -17,7 +17,7 @@ from mlxd_controller.launcher.attached_machines import AttachedMachines
 from mlxd_controller.launcher.station import SILENCE_S_MAX, AttachedProcess, Station
 from mlxd_shared import config
 from mlxd_shared.domain.errors import WorkerStartFailed, WorkerTimedOut
-from mlxd_shared.domain.figures import WorkerFigures, WorkerState
+from mlxd_shared.domain.figures import ModelState, WorkerFigures
 from mlxd_shared.domain.units import timeout_of
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
@@ -173,7 +173,7 @@ class AttachedLauncher:
         def preference(station: Station) -> int:
             figures = station.figures
             assert figures is not None
-            if figures.model_name == model and figures.state is WorkerState.READY:
+            if figures.model_name == model and figures.state is ModelState.READY:
                 return 0
             return 1 if not figures.model_name else 2
 

@@ -13,7 +13,7 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias
 
 from mlxd_controller.runtime.ports import Holding
 from mlxd_shared import config
@@ -31,8 +31,6 @@ SUFFIXES = ("sock", "out", "json", "new")
 _log = get_logger("launcher")
 
 Json: TypeAlias = Mapping[str, object]
-_T = TypeVar("_T")
-_N = TypeVar("_N", int, float)
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,48 +130,42 @@ def parse_record(text: bytes) -> Record | None:
         return None
     try:
         fields = json.loads(text)
-        if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-            return None
-        holding = fields.get("holding")
-        return Record(
-            ProcessMark(_number(fields, "pid", int, PID_MAX), _field(fields, "start", str)),
-            _field(fields, "incarnation", str),
-            None if holding is None else _holding(_field(fields, "holding", dict)),
-            tuple(_text(word) for word in _field(fields, "arguments", list)),
-            None if fields.get("proof") is None else Proof(_field(fields, "proof", str)),
-        )
+        json.dumps(fields, ensure_ascii=False).encode()  # raises for half a surrogate pair
+        match fields:
+            case {
+                "format": form,
+                "pid": int(pid),
+                "start": str(start),
+                "incarnation": str(incarnation),
+                "arguments": [*words],
+                **rest,
+            } if form == FORMAT and type(pid) is int and 0 <= pid <= PID_MAX:
+                return Record(
+                    ProcessMark(pid, start),
+                    incarnation,
+                    None if rest.get("holding") is None else _holding(rest["holding"]),
+                    tuple(_text(word) for word in words),
+                    None if rest.get("proof") is None else Proof(_text(rest["proof"])),
+                )
     except (ValueError, RecursionError, MlxdError):
-        return None
+        pass
+    return None
 
 
-def _holding(fields: Json) -> Holding:
-    return Holding(
-        digest=_field(fields, "digest", str),
-        name=_field(fields, "name", str),
-        path=_field(fields, "path", str),
-        load_s=_number(fields, "load_s", float, config.LOAD_TOTAL_TIMEOUT_S),
-        spec=load_from_json(_field(fields, "options", dict)),
-    )
-
-
-def _field(fields: Json, name: str, kind: type[_T]) -> _T:
-    value = fields.get(name)
-    if not isinstance(value, kind) or isinstance(value, bool):
-        raise ValueError(name)  # noqa: TRY004 - one exception for whatever is no record
-    if isinstance(value, str):
-        _text(value)
-    return value
+def _holding(fields: object) -> Holding:
+    match fields:
+        case {
+            "digest": str(digest),
+            "name": str(name),
+            "path": str(path),
+            "load_s": float(load_s),
+            "options": dict(options),
+        } if 0 <= load_s <= config.LOAD_TOTAL_TIMEOUT_S:  # also false for NaN
+            return Holding(digest, name, path, load_from_json(options), load_s)
+    raise ValueError(fields)
 
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(value)  # noqa: TRY004 - as above
-    value.encode()  # raises for half a surrogate pair
-    return value
-
-
-def _number(fields: Json, name: str, kind: type[_N], most: _N) -> _N:
-    value = _field(fields, name, kind)
-    if not 0 <= value <= most:  # also false for NaN
-        raise ValueError(name)
+        raise ValueError(value)  # noqa: TRY004 - one exception for whatever is no record
     return value

@@ -29,13 +29,7 @@ from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE
 from mlxd_controller.runtime.hearing import wait_for_answer
 from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
-from mlxd_shared.domain.errors import (
-    BackendProblem,
-    MlxdError,
-    WorkerExited,
-    WorkerStartFailed,
-    WorkerTimedOut,
-)
+from mlxd_shared.domain import errors as e
 from mlxd_shared.ops.backends import check_own_worker
 from mlxd_shared.ops.known_process import mark_of
 from mlxd_shared.ops.logs import get_logger
@@ -64,7 +58,7 @@ def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
     try:
         match json.loads(line):
             case {"error": str(problem)}:
-                raise BackendProblem(problem)
+                raise e.BackendProblem(problem)
             case {
                 "address": str(address),
                 "pid": int(),
@@ -76,7 +70,7 @@ def parse_ready_line(line: bytes, *, model: str) -> ReadyLine:
                 return ReadyLine(address, version, None if secret is None else Proof(str(secret)))
     except (ValueError, RecursionError):
         pass
-    raise WorkerStartFailed(model, ("the worker wrote no valid ready line",))
+    raise e.WorkerStartFailed(model, ("the worker wrote no valid ready line",))
 
 
 class SubprocessLauncher:
@@ -213,10 +207,10 @@ class SubprocessLauncher:
                 # itself may take as long as the grace for its output.
                 await asyncio.wait({ended}, timeout=2 * config.EOF_GRACE_S)
             if ended.done():
-                raise WorkerExited(model, worker.last_lines(), ended.result())
+                raise e.WorkerExited(model, worker.last_lines(), ended.result())
             if line.done():
-                raise WorkerStartFailed(model, worker.last_lines())
-            raise WorkerTimedOut(model, worker.last_lines(), self._stall_timeout_s)
+                raise e.WorkerStartFailed(model, worker.last_lines())
+            raise e.WorkerTimedOut(model, worker.last_lines(), self._stall_timeout_s)
         finally:
             for task in (line, ended):
                 task.cancel()
@@ -224,10 +218,10 @@ class SubprocessLauncher:
             ready.close()
 
 
-def _start_failed(error: OSError, model: str, doing: str = "") -> MlxdError:
+def _start_failed(error: OSError, model: str, doing: str = "") -> e.MlxdError:
     """Return why there is no worker: a lack of the machine's, or a fault of the command."""
     short = machine_short(error, f"the worker of {model}")
-    return short or WorkerStartFailed(model, (f"{doing}{error.strerror or error}",))
+    return short or e.WorkerStartFailed(model, (f"{doing}{error.strerror or error}",))
 
 
 async def _read_line(ready: PipeReader) -> bytes:

@@ -24,7 +24,7 @@ from mlxd_controller.launcher.run_dir import RunDir
 from mlxd_controller.runtime.ports import Connect, Holding, ModelRef, ModelStore, Survivor
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
-from mlxd_shared.domain.figures import ProcessStatus, WorkerState
+from mlxd_shared.domain.figures import ModelState, ProcessStatus
 from mlxd_shared.ops.known_process import KnownProcess, mark_of
 from mlxd_shared.ops.logs import get_logger
 
@@ -173,7 +173,7 @@ def _problem(status: ProcessStatus, record: Record) -> str:
     figures = status.workers[0]
     if (figures.pid, figures.incarnation) != (record.mark.pid, record.incarnation):
         return f"it reports itself as {figures.incarnation}, process {figures.pid}"
-    if figures.state is not WorkerState.READY:
+    if figures.state is not ModelState.READY:
         return f"its model is {figures.state.value}"
     if figures.model_digest != record.holding.digest:
         return "it holds another model than its record says"

@@ -8,7 +8,6 @@ was. Each GPU is a device of its own, each with the reserve and the operator's l
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import signal
 import sys
@@ -24,6 +23,7 @@ from mlxd_controller.settings import Limits
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
 from mlxd_shared.domain.figures import HostMemory
+from mlxd_shared.ops.backends import installed_versions
 from mlxd_shared.ops.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
@@ -220,7 +220,7 @@ def _stat(path: Path, key: str) -> int:
 
 def usable_gpus(environment: Mapping[str, str]) -> tuple[Gpu, ...]:
     """Return the GPUs that the installed backend can use, if any. Blocks."""
-    if not any(_is_installed(name) for name in CUDA_BACKENDS):
+    if installed_versions().keys().isdisjoint(CUDA_BACKENDS):
         return ()
     driver = open_nvml()
     gpus = () if driver is None else driver.gpus()
@@ -236,14 +236,6 @@ def make_probe(limits: Limits, *, gpus: tuple[Gpu, ...] = ()) -> HostProbe | Cud
     if limits.gpu_overhead_bytes or limits.gpu_overhead_fraction:
         _log.warning("no GPU here: the GPU overhead has no effect")
     return HostProbe(limits, kind=DeviceKind.CPU)
-
-
-def _is_installed(distribution: str) -> bool:
-    try:
-        importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 def oom_kills(vmstat: Path = VMSTAT) -> int | None:

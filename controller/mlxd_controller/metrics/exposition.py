@@ -99,16 +99,12 @@ def _of_process(status: status_pb2.Status) -> Iterator[Metric]:
 
 def _of_memory(status: status_pb2.Status) -> Iterator[Metric]:
     host = status.host_memory
-    for name, text, nbytes in (
-        ("total", "Memory of the machine.", host.total_bytes),
-        ("available", "Memory of the machine that is free.", host.available_bytes),
-        ("resident", "What mlxd's processes hold.", host.resident_bytes),
-    ):
-        yield _gauge(f"mlxd_host_memory_{name}_bytes", text, [({}, nbytes)])
+    for name, text, _, value in _OF_MACHINES:
+        yield _gauge(f"mlxd_host_memory_{name}_bytes", text, [({}, value(host))])
     machines = [({"machine": m.machine}, m) for m in status.machines]
     yield _gauge("mlxd_machine_up", "Whether workers of the machine can be reached.",
                  ((labels, float(not m.lost)) for labels, m in machines))  # fmt: skip
-    for name, text, value in _OF_MACHINES:
+    for name, _, text, value in _OF_MACHINES:
         points = ((labels, value(machine)) for labels, machine in machines)
         yield _gauge(f"mlxd_machine_memory_{name}_bytes", text, points)
     devices = [({"device": d.name, "kind": d.kind}, d) for d in status.devices]
@@ -117,11 +113,15 @@ def _of_memory(status: status_pb2.Status) -> Iterator[Metric]:
         yield _gauge(f"mlxd_device_memory_{name}_bytes", text, points)
 
 
-_OF_MACHINES: tuple[tuple[str, str, Callable[[status_pb2.HostMemory], float]], ...] = (
-    ("total", "Memory of a machine on which workers run.", lambda m: m.total_bytes),
-    ("available", "What of it is free.", lambda m: m.available_bytes),
-    ("resident", "What mlxd's processes hold of it.", lambda m: m.resident_bytes),
-)
+_OF_MACHINES: tuple[tuple[str, str, str, Callable[[status_pb2.HostMemory], float]], ...] = (
+    ("total", "Memory of the machine.", "Memory of a machine on which workers run.",
+     lambda m: m.total_bytes),
+    ("available", "Memory of the machine that is free.", "What of it is free.",
+     lambda m: m.available_bytes),
+    ("resident", "What mlxd's processes hold.", "What mlxd's processes hold of it.",
+     lambda m: m.resident_bytes),
+)  # fmt: skip
+"""Of each: what is said of our own machine, and of those on which workers run."""
 _OF_DEVICES: tuple[tuple[str, str, Callable[[status_pb2.DeviceStatus], float]], ...] = (
     ("total", "Memory of the device.", lambda d: d.total_bytes),
     ("budget", "What models may use of it.", lambda d: d.budget_bytes),

@@ -28,7 +28,7 @@ from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.root import Findings, FormFolder, RootFolder, open_root
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, QueueFull
-from mlxd_shared.domain.figures import PrefixDiskFigures
+from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.ops.logs import get_logger
 
 LOOK_AGAIN_ROUNDS = 60

@@ -36,13 +36,7 @@ from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.runtime.workers import Workers
 from mlxd_models.fit.plan import Device
 from mlxd_shared import config
-from mlxd_shared.domain.errors import (
-    MlxdError,
-    ModelDraining,
-    ModelLoading,
-    QueueFull,
-    ShuttingDown,
-)
+from mlxd_shared.domain import errors as e
 from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.domain.requests import LoadSpec
 
@@ -59,10 +53,10 @@ class Lease:
     model: Model
     worker: Worker
     waited_s: float
-    aborted: MlxdError | None = None
+    aborted: e.MlxdError | None = None
     stream: RawStream | None = None
 
-    def abort(self, error: MlxdError) -> None:
+    def abort(self, error: e.MlxdError) -> None:
         """End the request's stream with `error`; its reader raises it."""
         self.aborted = error
         if self.stream is not None:
@@ -175,7 +169,7 @@ class Runtime:
                 await end_worker(worker)
             for answer in self._answers.values():
                 if not answer.done():
-                    answer.set_exception(ShuttingDown())
+                    answer.set_exception(e.ShuttingDown())
 
     def post(self, event: ev.Event) -> None:
         """Put an event into the mailbox."""
@@ -233,9 +227,9 @@ class Runtime:
         self, event: ev.Arrived | ev.LoadAsked | ev.UnloadAsked
     ) -> AsyncIterator[asyncio.Future[Lease | a.Done]]:
         if self._closed:
-            raise ShuttingDown
+            raise e.ShuttingDown
         if self._mailbox.qsize() >= config.MAILBOX_MAX // 2:
-            raise QueueFull("events", config.MAILBOX_MAX // 2)
+            raise e.QueueFull("events", config.MAILBOX_MAX // 2)
         answer = asyncio.get_running_loop().create_future()
         self._answers[event.ticket] = answer
         self.post(event)
@@ -260,11 +254,11 @@ class Runtime:
                 position = place_of(self._state, queued)
                 raise no_room(self._state, model, queued, position) from None
             case Ready():  # held for another model that waits
-                raise ModelDraining(ref.name) from None
+                raise e.ModelDraining(ref.name) from None
             case Loading(progress=progress):
-                raise ModelLoading(ref.name, LOADING_RETRY_S, progress.fraction) from None
+                raise e.ModelLoading(ref.name, LOADING_RETRY_S, progress.fraction) from None
             case _:
-                raise ModelLoading(ref.name, LOADING_RETRY_S, 0.0) from None
+                raise e.ModelLoading(ref.name, LOADING_RETRY_S, 0.0) from None
 
     async def _next(self) -> ev.Event:
         delay_s = next_wake_s(self._state) - self._ports.clock.now_s()
@@ -302,7 +296,7 @@ class Runtime:
                 worker = None if model.worker is None else self.workers.get(model.worker)
                 leave_word(worker, former, model, keep_alive_s=self._state.keep_alive_s)
 
-    def _bury(self, number: int, error: MlxdError | None) -> None:
+    def _bury(self, number: int, error: e.MlxdError | None) -> None:
         """Move a worker that has ended to the dead, unless it is just being stopped."""
         worker = self.workers.get(number)
         if worker is None or self._state.by_worker(number) is not None:

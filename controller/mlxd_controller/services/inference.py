@@ -9,9 +9,9 @@ next worker, if the first one has gone.
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from typing import TypeAlias
+from typing import TypeVar
 
 import structlog
 from google.protobuf.message import Message
@@ -45,11 +45,12 @@ _COUNTED: dict[Question, type[inference_pb2.EmbedResponse | score_pb2.ScoreRespo
     Question.SCORE: score_pb2.ScoreResponse,
 }
 """The answers that report how many tokens a model has evaluated for them."""
-_Asking: TypeAlias = (
-    inference_pb2.TokenizeRequest
-    | inference_pb2.DetokenizeRequest
-    | inference_pb2.EmbedRequest
-    | score_pb2.ScoreRequest
+_Asking = TypeVar(
+    "_Asking",
+    inference_pb2.TokenizeRequest,
+    inference_pb2.DetokenizeRequest,
+    inference_pb2.EmbedRequest,
+    score_pb2.ScoreRequest,
 )
 
 
@@ -113,27 +114,19 @@ class InferenceService:
 
     async def Tokenize(self, request: inference_pb2.TokenizeRequest, context: Context) -> bytes:
         """Turn text into token ids with the model's own tokenizer."""
-        _refuse_private(request)
-        await run_paced(text_of, request)
-        return await self._ask(Question.TOKENIZE, request, context)
+        return await self._ask(Question.TOKENIZE, text_of, request, context)
 
     async def Detokenize(self, request: inference_pb2.DetokenizeRequest, context: Context) -> bytes:
         """Turn token ids into text."""
-        _refuse_private(request)
-        check_ids(request)
-        return await self._ask(Question.DETOKENIZE, request, context)
+        return await self._ask(Question.DETOKENIZE, check_ids, request, context)
 
     async def Embed(self, request: inference_pb2.EmbedRequest, context: Context) -> bytes:
         """Return the vectors of texts."""
-        _refuse_private(request)
-        await run_paced(embed_from_pb, request)
-        return await self._ask(Question.EMBED, request, context)
+        return await self._ask(Question.EMBED, embed_from_pb, request, context)
 
     async def Score(self, request: score_pb2.ScoreRequest, context: Context) -> bytes:
         """Return how likely the model finds continuations."""
-        _refuse_private(request)
-        await run_paced(score_from_pb, request)
-        return await self._ask(Question.SCORE, request, context)
+        return await self._ask(Question.SCORE, score_from_pb, request, context)
 
     @contextmanager
     def _flight(self, request: inference_pb2.GenerateRequest, choices: int) -> Iterator[str]:
@@ -155,11 +148,19 @@ class InferenceService:
         key = current_caller.get().key
         return self._allowances.spending(key, (name or ref.name, ref.name), counts)
 
-    async def _ask(self, question: Question, request: _Asking, context: Context) -> bytes:
+    async def _ask(
+        self,
+        question: Question,
+        check: Callable[[_Asking], object],
+        request: _Asking,
+        context: Context,
+    ) -> bytes:
         """Return a worker's answer; if the worker has gone, the next worker's.
 
-        The caller has checked the request.
+        check: refuses what no worker would take.
         """
+        _refuse_private(request)
+        await run_paced(check, request)
         again, counts = True, Counts()
         with (
             self._catalog.keeping(await self._catalog.find(request.model)) as ref,

@@ -7,17 +7,11 @@ import grpc
 from mlxd_controller.runtime.ports import WorkerLink
 from mlxd_controller.runtime.runtime import Lease
 from mlxd_shared import config
-from mlxd_shared.domain.errors import (
-    MlxdError,
-    ModelDraining,
-    ShuttingDown,
-    WorkerLost,
-    WrongWorker,
-)
+from mlxd_shared.domain import errors as e
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import RemoteError
 
-GONE = (WorkerLost, ModelDraining, ShuttingDown, WrongWorker)
+GONE = (e.WorkerLost, e.ModelDraining, e.ShuttingDown, e.WrongWorker)
 """The errors of a worker that is going away or has gone."""
 LEAVING_WAIT_S = 10.0
 """How long to wait for the end of a worker that seems to be going; above its streams' grace."""
@@ -40,7 +34,7 @@ def link_of(lease: Lease) -> WorkerLink:
     return lease.worker.link
 
 
-async def explain(error: RemoteError, lease: Lease, offset: int) -> MlxdError:
+async def explain(error: RemoteError, lease: Lease, offset: int) -> e.MlxdError:
     """Return what a broken connection means: our own abort, a dead worker, or the error itself."""
     if lease.aborted is not None:
         return lease.aborted
@@ -49,4 +43,4 @@ async def explain(error: RemoteError, lease: Lease, offset: int) -> MlxdError:
     # gRPC's message contains the worker's address, which clients must not see.
     _log.warning("lost the connection to a worker", reason=error.describe())
     cause = await lease.worker.cause() or "the connection broke"
-    return WorkerLost(lease.model.name, offset, cause)
+    return e.WorkerLost(lease.model.name, offset, cause)

@@ -22,14 +22,7 @@ from mlxd_controller.services.journal import Journal
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Meter
 from mlxd_controller.services.quarantine import Quarantine
-from mlxd_shared.domain.errors import (
-    MlxdError,
-    ModelUnloaded,
-    QueueFull,
-    ShuttingDown,
-    WorkerExited,
-    WorkerLost,
-)
+from mlxd_shared.domain import errors as e
 from mlxd_shared.domain.requests import GenerateSpec
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.intake import as_checked
@@ -98,7 +91,7 @@ class Relay:
                         await trial.enter_async_context(
                             self._quarantine.trial(self._key, digest=ref.digest, model=ref.name)
                         )
-                        loss: MlxdError
+                        loss: e.MlxdError
                         try:
                             async with aclosing(self._relay(lease, trial, context)) as frames:
                                 async for frame in frames:
@@ -107,7 +100,7 @@ class Relay:
                             if lease.aborted is not None:
                                 raise
                             loss = error
-                        except QueueFull as error:
+                        except e.QueueFull as error:
                             if not self._journal.messages:
                                 raise
                             loss = error
@@ -134,10 +127,10 @@ class Relay:
             )
             try:
                 lease = await leases.enter_async_context(lease_context)
-            except (ModelUnloaded, ShuttingDown):
+            except (e.ModelUnloaded, e.ShuttingDown):
                 raise
-            except MlxdError as error:
-                killed = isinstance(error, WorkerExited) and error.code < 0
+            except e.MlxdError as error:
+                killed = isinstance(error, e.WorkerExited) and error.code < 0
                 self._starts += 1
                 if killed and self._starts <= STARTS_MAX and self._spec.migrate:
                     continue
@@ -175,8 +168,8 @@ class Relay:
                     await trial.aclose()
                 self._journal.add(last)
                 yield last
-        except MlxdError as error:
-            is_lost = isinstance(error, WorkerLost)
+        except e.MlxdError as error:
+            is_lost = isinstance(error, e.WorkerLost)
             # After the finish only the call's status is missing: nothing is left to generate.
             if not _parse(last).HasField("finish"):
                 raise
@@ -227,20 +220,20 @@ class Relay:
             raise lease.aborted
         return frame
 
-    async def _move(self, loss: MlxdError, lease: Lease, context: Context) -> None:
+    async def _move(self, loss: e.MlxdError, lease: Lease, context: Context) -> None:
         """Return once the stream may be sent again: to the next worker, if the last one was lost.
 
         Raises:
             MlxdError: `loss`, if it may not; PoisonPrompt.
         """
-        if isinstance(loss, QueueFull):
+        if isinstance(loss, e.QueueFull):
             await self._queue_again(loss, context)
             return
         begun = self._journal.messages > 0
-        lost = isinstance(loss, WorkerLost)
+        lost = isinstance(loss, e.WorkerLost)
         if begun and not lost:
             loss = self._lost_error(loss.describe())
-        stays = isinstance(loss, WorkerLost) and not self._spec.migrate
+        stays = isinstance(loss, e.WorkerLost) and not self._spec.migrate
         ended = await lease.worker.wait_ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
         silent = ended and lost and not self._has_frame
         if silent and self._runtime.may_have_died_of(lease):
@@ -256,7 +249,7 @@ class Relay:
         self._runtime.metrics.migrations.add(model=self._ref.name, type=kind)
         _log.warning("sent to another worker", reason=loss.describe(), offset=self._journal.offset)
 
-    async def _queue_again(self, full: QueueFull, context: Context) -> None:
+    async def _queue_again(self, full: e.QueueFull, context: Context) -> None:
         """Wait, within limits, for a place in the queue of a worker that can continue the stream.
 
         Raises:
@@ -269,8 +262,8 @@ class Relay:
         self._queued_s += wait_s
         await asyncio.sleep(wait_s)
 
-    def _lost_error(self, cause: str) -> WorkerLost:
-        return WorkerLost(self._ref.name, self._journal.offset, cause)
+    def _lost_error(self, cause: str) -> e.WorkerLost:
+        return e.WorkerLost(self._ref.name, self._journal.offset, cause)
 
 
 def _parse(frame: bytes) -> inference_pb2.GenerateResponse:

@@ -11,7 +11,7 @@ from mlxd_controller.core.report import Report
 from mlxd_controller.core.state import Model
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.worker import Worker
-from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
+from mlxd_shared.domain.figures import WorkerFigures, WorkerMemory
 from mlxd_shared.domain.requests import DEFAULTS, Weights, merge
 from mlxd_shared.wire.convert import KV_FORMAT_TO_PB, WEIGHTS_TO_PB
 from mlxd_shared.wire.records import duration_to_pb, timestamp_to_pb, write
@@ -113,10 +113,7 @@ def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_
         model_digest=ref.digest,
         fits_now=report.fits_now,
         fits_ever=report.fits_ever,
-        terms=[
-            types_pb2.FitTerm(name=term.name, bytes=term.nbytes, note=term.note)
-            for term in plan.terms
-        ],
+        terms=[write(term, types_pb2.FitTerm) for term in plan.terms],
         need_bytes=plan.need_bytes,
         budget_bytes=report.device.budget_bytes,
         available_bytes=report.available_bytes,
@@ -189,7 +186,7 @@ def _without_holdings(figures: WorkerFigures) -> WorkerFigures:
     """Drop what a process holds only while alive; the peak of MLX stays."""
     return replace(
         figures,
-        memory=MemoryFigures(mlx_peak_nbytes=figures.memory.mlx_peak_nbytes),
+        memory=WorkerMemory(mlx_peak_nbytes=figures.memory.mlx_peak_nbytes),
         streams_running=0,
         streams_waiting=0,
         oldest_wait_s=None,

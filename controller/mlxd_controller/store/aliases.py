@@ -25,19 +25,12 @@ from mlxd_controller.store.naming import WILD, is_pattern, match_pattern
 from mlxd_controller.store.shelf import OF_THE_DISK, Place, check_name, is_name
 from mlxd_models.files.model_files import file_error, read_file
 from mlxd_shared.config import ALIASES_MAX, CONFIG_FILE_BYTES_MAX
-from mlxd_shared.domain.errors import (
-    InvalidModel,
-    InvalidRequest,
-    MachineShort,
-    MlxdError,
-    ModelNotFound,
-    QueueFull,
-)
+from mlxd_shared.domain import errors as e
 from mlxd_shared.ops.state_file import replace_json, writing_alone
 
 ALIASES_FILE = "aliases.json"
 _LOCK_FILE = ".aliases.lock"
-Unreadable = InvalidModel | MachineShort
+Unreadable = e.InvalidModel | e.MachineShort
 
 
 def read_aliases(folder: Path) -> Mapping[str, str]:
@@ -54,9 +47,9 @@ def read_aliases(folder: Path) -> Mapping[str, str]:
     )
     for alias, target in aliases.items():
         if not is_name(target):
-            raise InvalidModel(f"{target!r:.80} is not a name", ALIASES_FILE, f"{alias:.80}")
+            raise e.InvalidModel(f"{target!r:.80} is not a name", ALIASES_FILE, f"{alias:.80}")
         if target in aliases:
-            raise InvalidModel(f"means {target}, an alias itself", ALIASES_FILE, alias)
+            raise e.InvalidModel(f"means {target}, an alias itself", ALIASES_FILE, alias)
     return aliases
 
 
@@ -76,20 +69,20 @@ def set_alias(folder: Path, alias: str, target: str) -> None:
         check_name(alias)
     elif not _may_be(alias):
         problem = f"{alias!r}: a pattern is the beginning of names, with one {WILD} at its end"
-        raise InvalidRequest.of("alias", problem)
+        raise e.InvalidRequest.of("alias", problem)
     check_name(target)
 
     def change(aliases: dict[str, str]) -> None:
         if target == alias:
-            raise InvalidRequest.of(
+            raise e.InvalidRequest.of(
                 "alias", f"{alias} would mean itself: give the model another name"
             )
         if target in aliases:
-            raise InvalidRequest.of("model", f"{target} is an alias itself")
+            raise e.InvalidRequest.of("model", f"{target} is an alias itself")
         if alias in aliases.values():
-            raise InvalidRequest.of("alias", f"other aliases mean {alias}")
+            raise e.InvalidRequest.of("alias", f"other aliases mean {alias}")
         if alias not in aliases and len(aliases) >= ALIASES_MAX:
-            raise QueueFull("aliases", ALIASES_MAX)
+            raise e.QueueFull("aliases", ALIASES_MAX)
         aliases[alias] = target
 
     _change(folder, change)
@@ -105,7 +98,7 @@ def remove_alias(folder: Path, alias: str) -> None:
 
     def change(aliases: dict[str, str]) -> None:
         if aliases.pop(alias, None) is None:
-            raise ModelNotFound(alias, "there is no such alias")
+            raise e.ModelNotFound(alias, "there is no such alias")
 
     _change(folder, change)
 
@@ -164,7 +157,7 @@ class AliasPlaces:
         return self._follow(pattern, aliases[pattern], lead)
 
     def _follow(self, alias: str, target: str, lead: Callable[[str], Place | None]) -> Place:
-        dangling = ModelNotFound(alias, f"it is an alias of {target}, which is not there")
+        dangling = e.ModelNotFound(alias, f"it is an alias of {target}, which is not there")
         return lead(target) or self._broken_place(alias, dangling)
 
     def check_is_none(self, name: str) -> None:
@@ -179,7 +172,7 @@ class AliasPlaces:
         """Return what aliases mean, or why that is unknown, in which case any name may be one."""
         try:
             aliases = self._read()
-        except MachineShort as short:
+        except e.MachineShort as short:
             aliases = short
         if isinstance(aliases, Mapping):
             return frozenset(aliases.values())
@@ -196,20 +189,20 @@ class AliasPlaces:
             return {}
         try:
             return read_aliases(self._folder)
-        except InvalidModel as error:
+        except e.InvalidModel as error:
             return replace(error)  # without its cause, which keeps the file's content alive
-        except MachineShort as short:
+        except e.MachineShort as short:
             cause = short.__cause__
             if isinstance(cause, OSError) and cause.errno in OF_THE_DISK:
                 return replace(short)
             raise
 
-    def _broken_place(self, name: str, error: MlxdError) -> Place:
+    def _broken_place(self, name: str, error: e.MlxdError) -> Place:
         assert self._folder is not None
         return Place(name, self._folder / ALIASES_FILE, StoreKind.MODELS, error)
 
 
 def _extend_error(error: Unreadable, words: str) -> Unreadable:
-    if isinstance(error, InvalidModel):
+    if isinstance(error, e.InvalidModel):
         return replace(error, problem=f"{error.problem}; {words}")
     return replace(error, doing=f"{error.doing}; {words}")

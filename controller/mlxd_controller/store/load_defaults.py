@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 
 from mlxd_controller.core.state import NOTHING_FIXED
 from mlxd_controller.runtime.ports import ModelRef, ModelStore
@@ -15,15 +14,13 @@ from mlxd_shared.ops.logs import get_logger
 _log = get_logger("store")
 
 
-@dataclass(frozen=True, slots=True)
-class LoadDefaults:
-    """Load options by a model's name, alias or digest."""
+LoadDefaults = Mapping[str, LoadSpec]
+"""Load options by a model's name, alias or digest."""
 
-    specs: Mapping[str, LoadSpec] = field(default_factory=dict)
 
-    def find(self, names: Iterable[str]) -> LoadSpec:
-        """Return the options fixed for a model with these names; the default if there are none."""
-        return next((self.specs[name] for name in names if name in self.specs), NOTHING_FIXED)
+def find_defaults(defaults: LoadDefaults, names: Iterable[str]) -> LoadSpec:
+    """Return the options fixed for a model with these names; the default if there are none."""
+    return next((defaults[name] for name in names if name in defaults), NOTHING_FIXED)
 
 
 async def check_load_defaults(defaults: LoadDefaults, store: ModelStore) -> None:
@@ -35,7 +32,7 @@ async def check_load_defaults(defaults: LoadDefaults, store: ModelStore) -> None
         InvalidRequest: a model cannot have its fixed options, or two names mean one model.
     """
     seen: dict[str, str] = {}
-    for name, spec in defaults.specs.items():
+    for name, spec in defaults.items():
         try:
             ref = await store.resolve(name)
         except MlxdError as error:

@@ -20,13 +20,14 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, StoreKind
 from mlxd_controller.store.aliases import AliasPlaces, Unreadable
 from mlxd_controller.store.folder import Entry, Folder, Readings, ref_of
 from mlxd_controller.store.folder_paths import existing_folder, resolve_folder
-from mlxd_controller.store.load_defaults import LoadDefaults
+from mlxd_controller.store.load_defaults import LoadDefaults, find_defaults
 from mlxd_controller.store.loaded_names import LoadedNames
 from mlxd_controller.store.naming import beginning_of_digest, hint_for
 from mlxd_controller.store.remembered import RememberedNames
@@ -57,7 +58,7 @@ class Library:
         *,
         aliases: Path | None = None,
         remembered: RememberedNames | None = None,
-        load_defaults: LoadDefaults = LoadDefaults(),  # noqa: B008 - frozen
+        load_defaults: LoadDefaults = MappingProxyType({}),
         foreign: Family[Any] = FOREIGN,
     ) -> None:
         """Take the configured names, remembered names, and stores; reads no model.
@@ -312,7 +313,7 @@ class Library:
 
     def _keep(self, place: Place, folder: Folder, names: Sequence[str]) -> ModelRef:
         """Keep and return a model under all its names, which are in alphabetical order."""
-        configured = self._load_defaults.find((*names, folder.digest))
+        configured = find_defaults(self._load_defaults, (*names, folder.digest))
         ref = replace(ref_of(place, folder, names), configured=configured)
         self._refs.pop(folder.digest, None)
         self._refs[folder.digest] = ref

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from importlib import resources
 from pathlib import Path
+from types import MappingProxyType
 
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.hub import HubShelf
@@ -37,7 +38,7 @@ def library_of(
     places: StorePlaces,
     *,
     launches: bool = True,
-    load_defaults: LoadDefaults = LoadDefaults(),  # noqa: B008 - frozen
+    load_defaults: LoadDefaults = MappingProxyType({}),
 ) -> Library:
     """Return the named models, and those of the stores.
 

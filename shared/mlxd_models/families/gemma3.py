@@ -15,14 +15,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import (
-    HEADS_MAX,
-    LAYERS_MAX,
-    WIDTH_MAX,
-    Activation,
-    DecoderConfig,
-    parse_decoder,
-)
+from mlxd_models.families.common import decoder
 from mlxd_models.families.common.family import llama_family
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.rope import RopeConfig
@@ -39,16 +32,16 @@ _ACTIVATION_KEYS: Final = ("hidden_activation", "hidden_act")
 _ROPE_KEYS: Final = ("rope_scaling", "rope_parameters", "rope_theta")
 
 
-def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
+def parse_gemma3(config: Mapping[str, Any]) -> decoder.DecoderConfig:
     """Return the config of a `Gemma3ForCausalLM`."""
     fields = Fields(config)
     _refuse_unsupported(fields)
-    for key, high in (("head_dim", WIDTH_MAX), ("num_key_value_heads", HEADS_MAX)):
+    for key, high in (("head_dim", decoder.WIDTH_MAX), ("num_key_value_heads", decoder.HEADS_MAX)):
         # Their defaults do not follow from other sizes, or differ from reader to reader.
         fields.integer(key, low=1, high=high)
     own = {*_ACTIVATION_KEYS, *_ROPE_KEYS}
     common = {key: value for key, value in config.items() if key not in own}
-    parsed = parse_decoder(Fields({"tie_word_embeddings": True, **common}))
+    parsed = decoder.parse_decoder(Fields({"tie_word_embeddings": True, **common}))
     sliding = _sliding_layers(fields, layers=parsed.layers)
     whole, local = _ropes(fields, dims=parsed.head_dim)
     cap = "final_logit_softcapping"
@@ -58,7 +51,7 @@ def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
         ropes=tuple(local if slides else whole for slides in sliding),
         windows=windows_of(fields, sliding, context_max=parsed.context_max),
         head_norms=True,
-        activation=Activation.GELU_TANH,
+        activation=decoder.Activation.GELU_TANH,
         norms_from_one=True,
         output_norms=True,
         embedding_scale=round_to_bfloat16(math.sqrt(parsed.hidden)),
@@ -67,7 +60,7 @@ def parse_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def parse_nested_gemma3(config: Mapping[str, Any]) -> DecoderConfig:
+def parse_nested_gemma3(config: Mapping[str, Any]) -> decoder.DecoderConfig:
     """Return the config of the text of a `Gemma3ForConditionalGeneration`."""
     nested = text_config("Gemma3ForConditionalGeneration", config)
     if nested is None:
@@ -90,14 +83,16 @@ def _refuse_unsupported(fields: Fields) -> None:
         raise fields.error("attn_logit_softcapping", "capped attention scores are not supported")
     for key in _ACTIVATION_KEYS:
         stated = fields.values.get(key)
-        if stated not in (None, Activation.GELU_TANH.value):
+        if stated not in (None, decoder.Activation.GELU_TANH.value):
             raise fields.error(key, f"{stated!r} is not supported, only 'gelu_pytorch_tanh'")
 
 
 def _sliding_layers(fields: Fields, *, layers: int) -> tuple[bool, ...]:
     """Return which layers slide: all but every `sliding_window_pattern`-th, or those named."""
     patterns = [
-        fields.integer(key, low=1, high=LAYERS_MAX) for key in _PATTERN_KEYS if fields.has(key)
+        fields.integer(key, low=1, high=decoder.LAYERS_MAX)
+        for key in _PATTERN_KEYS
+        if fields.has(key)
     ]
     pattern = patterns[0] if patterns else PATTERN_DEFAULT
     by_rule = tuple(bool((index + 1) % pattern) for index in range(layers))

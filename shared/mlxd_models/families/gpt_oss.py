@@ -11,14 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import (
-    HEADS_MAX,
-    WIDTH_MAX,
-    DecoderConfig,
-    layer_prefix,
-    llama_tensors,
-    parse_decoder,
-)
+from mlxd_models.families.common import decoder
 from mlxd_models.families.common.experts import (
     EXPERT_LINEARS,
     ExpertsConfig,
@@ -44,11 +37,11 @@ _TURNS: Final = {"gate_proj": (_JOINED, Turn(0, 2)), "up_proj": (_JOINED, Turn(1
 """Where the outputs of a linear are among those of what is stored in its place."""
 
 
-def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
+def parse_gpt_oss(config: Mapping[str, Any]) -> decoder.DecoderConfig:
     """Return the config of a `GptOssForCausalLM`."""
     stated = config.get("rms_norm_eps")
     fields = Fields({**config, "rms_norm_eps": NORM_EPS_DEFAULT if stated is None else stated})
-    for key, high in (("head_dim", WIDTH_MAX), ("num_key_value_heads", HEADS_MAX)):
+    for key, high in (("head_dim", decoder.WIDTH_MAX), ("num_key_value_heads", decoder.HEADS_MAX)):
         # Their defaults do not follow from other sizes.
         fields.integer(key, low=1, high=high)
     if not (fields.has("rope_scaling") or fields.has("rope_parameters")):
@@ -59,7 +52,7 @@ def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
         raise fields.error("rope_theta", "missing, and readers differ in what that means")
     biased = fields.flag("attention_bias", default=True)
     fields.demand("mlp_bias", only=False)
-    parsed = parse_decoder(fields)
+    parsed = decoder.parse_decoder(fields)
     sliding = named_sliding(fields, layers=parsed.layers)
     if sliding is None:
         sliding = tuple(index % 2 == 0 for index in range(parsed.layers))
@@ -73,7 +66,7 @@ def parse_gpt_oss(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _experts(fields: Fields, parsed: DecoderConfig) -> ExpertsConfig:
+def _experts(fields: Fields, parsed: decoder.DecoderConfig) -> ExpertsConfig:
     count = experts_of(fields, "num_local_experts", layers=parsed.layers)
     chosen = fields.integer("num_experts_per_tok", low=1, high=count)
     if fields.integer("experts_per_token", low=1, high=count, default=chosen) != chosen:
@@ -94,15 +87,15 @@ def _experts(fields: Fields, parsed: DecoderConfig) -> ExpertsConfig:
     )
 
 
-def gpt_oss_tensors(config: DecoderConfig) -> tuple[TensorSpec, ...]:
+def gpt_oss_tensors(config: decoder.DecoderConfig) -> tuple[TensorSpec, ...]:
     """Return every tensor that a checkpoint of this config holds or may hold."""
     names = {
-        f"{layer_prefix(index)}{STACK}.{linear}": linear
+        f"{decoder.layer_prefix(index)}{STACK}.{linear}": linear
         for index in range(config.layers)
         for linear in EXPERT_LINEARS
     }
     specs = []
-    for spec in llama_tensors(config):
+    for spec in decoder.llama_tensors(config):
         stem, _, part = spec.name.rpartition(".")
         if stem not in names:
             specs.append(spec)

@@ -19,26 +19,22 @@ from mlxd_models.files.ollama_manifest import PARAMETERS_FILE
 from mlxd_models.files.safetensors_header import LENGTH_BYTES
 from mlxd_models.files.stored_files import StoredFiles
 from mlxd_models.files.weights import INDEX_FILE, TensorFact, read_weights
-from mlxd_shared.config import (
-    CONFIG_FILE_BYTES_MAX,
-    SAFETENSORS_HEADER_BYTES_MAX,
-    TOKENIZER_FILE_BYTES_MAX,
-)
+from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel
 
 WHOLE_FILES = {
-    "1_Pooling/config.json": CONFIG_FILE_BYTES_MAX,
-    "additional_chat_templates/tool_use.jinja": CONFIG_FILE_BYTES_MAX,
-    "chat_template.jinja": CONFIG_FILE_BYTES_MAX,
-    "chat_template.json": CONFIG_FILE_BYTES_MAX,
-    "config.json": CONFIG_FILE_BYTES_MAX,
-    "generation_config.json": CONFIG_FILE_BYTES_MAX,
-    "modules.json": CONFIG_FILE_BYTES_MAX,
-    INDEX_FILE: SAFETENSORS_HEADER_BYTES_MAX,
-    PARAMETERS_FILE: CONFIG_FILE_BYTES_MAX,
-    "special_tokens_map.json": CONFIG_FILE_BYTES_MAX,
-    "tokenizer.json": TOKENIZER_FILE_BYTES_MAX,
-    "tokenizer_config.json": CONFIG_FILE_BYTES_MAX,
+    "1_Pooling/config.json": config.CONFIG_FILE_BYTES_MAX,
+    "additional_chat_templates/tool_use.jinja": config.CONFIG_FILE_BYTES_MAX,
+    "chat_template.jinja": config.CONFIG_FILE_BYTES_MAX,
+    "chat_template.json": config.CONFIG_FILE_BYTES_MAX,
+    "config.json": config.CONFIG_FILE_BYTES_MAX,
+    "generation_config.json": config.CONFIG_FILE_BYTES_MAX,
+    "modules.json": config.CONFIG_FILE_BYTES_MAX,
+    INDEX_FILE: config.SAFETENSORS_HEADER_BYTES_MAX,
+    PARAMETERS_FILE: config.CONFIG_FILE_BYTES_MAX,
+    "special_tokens_map.json": config.CONFIG_FILE_BYTES_MAX,
+    "tokenizer.json": config.TOKENIZER_FILE_BYTES_MAX,
+    "tokenizer_config.json": config.CONFIG_FILE_BYTES_MAX,
 }
 SAMPLE_BYTES_MAX = 1024
 _BY_CONTENT = "sha256-"
@@ -88,7 +84,9 @@ def _add_weights(digest: hashlib._Hash, file: Path, facts: list[TensorFact]) -> 
     """Feed one weights file: header, size, samples; `facts` come in the order of their data."""
     with file.open("rb") as stream:
         header_nbytes = int.from_bytes(stream.read(LENGTH_BYTES), "little")
-        _add(digest, file.name, stream.read(min(header_nbytes, SAFETENSORS_HEADER_BYTES_MAX)))
+        _add(
+            digest, file.name, stream.read(min(header_nbytes, config.SAFETENSORS_HEADER_BYTES_MAX))
+        )
         _add(digest, "size", str(file.stat().st_size).encode())
         for fact in facts:
             stream.seek(fact.begin + max(fact.nbytes - SAMPLE_BYTES_MAX, 0) // 2)

@@ -13,7 +13,12 @@ from typing import Any, Final
 
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.ollama_manifest import PARAMETERS_FILE
-from mlxd_shared.domain.requests import SamplingOptions, merge, sampling_violations
+from mlxd_shared.domain.requests import (
+    WHOLE_OPTIONS,
+    SamplingOptions,
+    merge,
+    sampling_violations,
+)
 from mlxd_shared.ops.logs import get_logger
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
@@ -30,7 +35,6 @@ _PARAMETERS: Final[Mapping[str, str]] = {
     "repeat_last_n": "repeat_last_n",
 }
 """What parameters of a manifest are called, and the options that they mean."""
-_WHOLE: Final = frozenset({"top_k", "repeat_last_n"})
 
 
 def read_generation_defaults(source: Source) -> SamplingOptions:
@@ -66,9 +70,9 @@ def _read_published(values: Mapping[str, Any]) -> SamplingOptions:
 
 def _read_option(values: Mapping[str, Any], name: str, option: str) -> SamplingOptions | None:
     number = _number(values, name)
-    if number is None or (option in _WHOLE and not number.is_integer()):
+    if number is None or (option in WHOLE_OPTIONS and not number.is_integer()):
         return None
-    stated: dict[str, Any] = {option: int(number) if option in _WHOLE else number}
+    stated: dict[str, Any] = {option: int(number) if option in WHOLE_OPTIONS else number}
     return SamplingOptions(**stated)
 
 

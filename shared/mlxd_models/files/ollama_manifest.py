@@ -19,14 +19,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+from mlxd_models.files import stored_files
 from mlxd_models.files.model_files import file_error, parse_json_object, read_file
-from mlxd_models.files.stored_files import (
-    GGUF_PROBLEM,
-    READ_FOLDERS,
-    Blob,
-    StoredFiles,
-    check_inside,
-)
 from mlxd_shared.config import MANIFEST_BYTES_MAX, MANIFEST_LAYERS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -84,7 +78,7 @@ def is_gguf(layers: tuple[Layer, ...]) -> bool:
     return any(layer.media_type in _GGUF for layer in layers)
 
 
-def open_manifest(path: Path) -> StoredFiles:
+def open_manifest(path: Path) -> stored_files.StoredFiles:
     """Return the files that a manifest in its store lists. Blocks on the disk.
 
     Raises:
@@ -92,19 +86,19 @@ def open_manifest(path: Path) -> StoredFiles:
             the store; or the weights are of a format that is not served.
     """
     root = _root_of(path)
-    check_inside(path, (root / MANIFESTS).resolve(), name=path.name)
+    stored_files.check_inside(path, (root / MANIFESTS).resolve(), name=path.name)
     layers = read_manifest(path)
     if is_gguf(layers):
-        raise InvalidModel(GGUF_PROBLEM, file=path.name)
+        raise InvalidModel(stored_files.GGUF_PROBLEM, file=path.name)
     places = dict(_find_blobs(layers, root / BLOBS))
     blobs = {(layer.name, layer.digest): layer for layer in layers if layer.media_type == _TENSOR}
     if not blobs:
         raise InvalidModel("lists no tensors", file=path.name, field="layers")
-    return StoredFiles(
+    return stored_files.StoredFiles(
         path,
         _name_layers(layers, places, path.name),
         tuple(
-            Blob(layer.name, places[layer.digest])
+            stored_files.Blob(layer.name, places[layer.digest])
             for layer in sorted(blobs.values(), key=lambda layer: (layer.digest, layer.name))
         ),
     )
@@ -153,7 +147,7 @@ def _find_blobs(layers: tuple[Layer, ...], folder: Path) -> Iterator[tuple[str, 
             continue
         path = folder / layer.file
         if path.is_symlink():
-            check_inside(path, inside, name=layer.file)
+            stored_files.check_inside(path, inside, name=layer.file)
         try:
             nbytes = path.stat().st_size
         except OSError as error:
@@ -175,7 +169,7 @@ def _name_layers(
         name = PARAMETERS_FILE if layer.media_type == _PARAMETERS else layer.name
         if not name:
             raise InvalidModel("a layer without a name", file=file, field=layer.file)
-        if "/" in name and name.partition("/")[0] not in READ_FOLDERS:
+        if "/" in name and name.partition("/")[0] not in stored_files.READ_FOLDERS:
             continue
         if paths.setdefault(name, places[layer.digest]) != places[layer.digest]:
             problem = "two layers of one name and of different content"

@@ -3,19 +3,8 @@
 from __future__ import annotations
 
 from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.fit import plan
 from mlxd_models.fit.facts import ModelFacts
-from mlxd_models.fit.plan import (
-    ACTIVATIONS_TERM,
-    KV_TERM,
-    POOL_TERM,
-    PREFIX_TERM,
-    PROCESS_TERM,
-    WEIGHTS_TERM,
-    Choice,
-    Device,
-    Plan,
-    Term,
-)
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound
 from mlxd_models.sizes.cache_sizes import rows_unpacked
 from mlxd_models.sizes.pass_sizes import POOL_NBYTES, reads_passes
@@ -42,7 +31,7 @@ TOKENIZER_FACTOR = 13
 """Of a tokenizer for each byte of its tokenizer.json: 6.8 (GPT-NeoX) to 12.5 (Mistral v3; 0045)."""
 
 
-def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
+def reckon(facts: ModelFacts, device: plan.Device, choice: plan.Choice) -> plan.Plan:
     """Return the plan with exactly these choices, whether it fits or not."""
     form = form_of_numbers(choice.weights, on_cpu=device.on_cpu)
     item_bytes = facts.item_bytes if form is None else form.nbytes
@@ -52,12 +41,12 @@ def reckon(facts: ModelFacts, device: Device, choice: Choice) -> Plan:
         _weights(facts, choice.weights, item_bytes=item_bytes),
         kv,
         _activations(facts, device, choice, item_bytes=item_bytes, beside_bytes=beside_bytes),
-        Term(POOL_TERM, POOL_NBYTES, "freed memory that is kept for reuse"),
+        plan.Term(plan.POOL_TERM, POOL_NBYTES, "freed memory that is kept for reuse"),
         _process(facts, device, choice),
     )
     free_bytes = device.budget_bytes - sum(term.nbytes for term in rest)
     prefix = _prefix(device, choice, free_bytes=free_bytes)
-    return Plan(device.name, choice, (*rest[:2], prefix, *rest[2:]))
+    return plan.Plan(device.name, choice, (*rest[:2], prefix, *rest[2:]))
 
 
 def form_of_numbers(weights: Weights, *, on_cpu: bool) -> FloatType | None:
@@ -68,10 +57,10 @@ def form_of_numbers(weights: Weights, *, on_cpu: bool) -> FloatType | None:
     return FloatType.F32 if weights in ON_LOAD and on_cpu else AS_NUMBERS.get(weights)
 
 
-def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
+def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> plan.Term:
     stored_bytes = facts.stored_bytes - facts.dropped_bytes
     if weights is Weights.STORED:
-        return Term(WEIGHTS_TERM, stored_bytes, "as stored")
+        return plan.Term(plan.WEIGHTS_TERM, stored_bytes, "as stored")
     if weights in ON_LOAD:
         made = facts.packed_on_load(weights)
         plain = facts.elements - facts.packed_values - made.values + facts.packed_scales
@@ -79,13 +68,13 @@ def _weights(facts: ModelFacts, weights: Weights, *, item_bytes: int) -> Term:
         note = f"{made.values:,} values packed as {weights.value}"
         if nbytes > stored_bytes:  # tables are kept, and on a CPU widened
             note += f": more than the {format_bytes(stored_bytes)} as stored"
-        return Term(WEIGHTS_TERM, nbytes, note)
+        return plan.Term(plan.WEIGHTS_TERM, nbytes, note)
     note = f"{facts.elements:,} values as {weights.value}"
     exact_nbytes = facts.exact_values * (FloatType.F32.nbytes - item_bytes)
-    return Term(WEIGHTS_TERM, facts.elements * item_bytes + exact_nbytes, note)
+    return plan.Term(plan.WEIGHTS_TERM, facts.elements * item_bytes + exact_nbytes, note)
 
 
-def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> Term:
+def _kv(facts: ModelFacts, choice: plan.Choice, *, item_bytes: int, on_cpu: bool) -> plan.Term:
     context, rows, caches = choice.context_length, choice.rows_max, facts.caches
     held = caches.most_held(
         context_max=context, rows_max=rows, kv_format=choice.kv_format, on_cpu=on_cpu
@@ -101,23 +90,28 @@ def _kv(facts: ModelFacts, choice: Choice, *, item_bytes: int, on_cpu: bool) -> 
         parts.append(f"states of {caches.recurrent_values_per_row} float32 values a row")
     if caches.foreign:
         parts.append("at most: what mlx-lm's layers keep is known when the worker has the model")
-    return Term(KV_TERM, held.nbytes(item_bytes), ", ".join(parts))
+    return plan.Term(plan.KV_TERM, held.nbytes(item_bytes), ", ".join(parts))
 
 
-def _prefix(device: Device, choice: Choice, *, free_bytes: int) -> Term:
+def _prefix(device: plan.Device, choice: plan.Choice, *, free_bytes: int) -> plan.Term:
     if choice.prefix_bytes is not None:
         note = "as asked for" if choice.prefix_bytes else "no prefix is to be kept"
-        return Term(PREFIX_TERM, choice.prefix_bytes, note)
+        return plan.Term(plan.PREFIX_TERM, choice.prefix_bytes, note)
     wanted = int(device.budget_bytes * device.prefix_fraction)
     note = f"{device.prefix_fraction:.0%} of the device's memory"
     if wanted <= free_bytes:
-        return Term(PREFIX_TERM, wanted, note)
-    return Term(PREFIX_TERM, max(0, free_bytes), f"what is left of {note}")
+        return plan.Term(plan.PREFIX_TERM, wanted, note)
+    return plan.Term(plan.PREFIX_TERM, max(0, free_bytes), f"what is left of {note}")
 
 
 def _activations(
-    facts: ModelFacts, device: Device, choice: Choice, *, item_bytes: int, beside_bytes: int
-) -> Term:
+    facts: ModelFacts,
+    device: plan.Device,
+    choice: plan.Choice,
+    *,
+    item_bytes: int,
+    beside_bytes: int,
+) -> plan.Term:
     """Widest moment of a pass, or of putting a tensor together while nothing else is there yet.
 
     Quantised keys and values are unpacked to be read: on Metal one prompt's, elsewhere all rows'.
@@ -137,21 +131,21 @@ def _activations(
     nbytes += unpacked * item_bytes
     making = max((taken.beyond_in(choice.weights, item_bytes) for taken in facts.taken), default=0)
     if making - beside_bytes > nbytes:
-        return Term(
-            ACTIVATIONS_TERM, making - beside_bytes, "putting a tensor together while loading"
+        return plan.Term(
+            plan.ACTIVATIONS_TERM, making - beside_bytes, "putting a tensor together while loading"
         )
     by_passes = not device.on_cpu and reads_passes(facts.passes, facts.caches)
     most = config.PREFILL_PASS_TOKENS if by_passes else config.PREFILL_CHUNK_TOKENS
     note = f"a prefill of {min(most, context)} tokens against a context of {context}"
-    return Term(ACTIVATIONS_TERM, nbytes, note)
+    return plan.Term(plan.ACTIVATIONS_TERM, nbytes, note)
 
 
-def _process(facts: ModelFacts, device: Device, choice: Choice) -> Term:
+def _process(facts: ModelFacts, device: plan.Device, choice: plan.Choice) -> plan.Term:
     if device.holds_process:
-        return Term(PROCESS_TERM, 0, "there already")
+        return plan.Term(plan.PROCESS_TERM, 0, "there already")
     if device.kind is DeviceKind.CUDA:
-        return Term(PROCESS_TERM, CUDA_CONTEXT_BYTES, "the driver's context of a process")
+        return plan.Term(plan.PROCESS_TERM, CUDA_CONTEXT_BYTES, "the driver's context of a process")
     nbytes = PROCESS_BYTES + HEAP_BYTES + TOKENIZER_FACTOR * facts.tokenizer_bytes
     if choice.weights is Weights.FLOAT32 and facts.item_bytes < FloatType.F32.nbytes:
         nbytes += WIDENING_BYTES
-    return Term(PROCESS_TERM, nbytes, "interpreter, libraries, heap and tokenizer")
+    return plan.Term(plan.PROCESS_TERM, nbytes, "interpreter, libraries, heap and tokenizer")

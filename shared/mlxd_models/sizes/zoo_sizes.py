@@ -119,32 +119,6 @@ _DRAFTED_FACTOR: Final = 2
 _DOUBLE = ("index_topk", "zero_expert_type", "loop_window_size", "index_head_dim")
 """What configs name whose layers have two caches each."""
 
-SIZE_NAMES: Final = frozenset(
-    (
-        *_LAYERS,
-        *_HIDDEN,
-        *_HEADS,
-        *_KV_HEADS,
-        *_HEAD_WIDTHS,
-        *_INNER,
-        *_EXPERT_INNER,
-        *_CHOSEN,
-        *_CONTEXT,
-        *(name for pair in _STATE_PAIRS for name in pair),
-        *_GROUPS,
-        *_STATEFUL,
-        *_SHARED_EXPERTS,
-        *_EXPANSIONS,
-        *_DOUBLE,
-        *_VOCAB,
-        _ROTARY,
-        _PLAIN,
-        _LATENT,
-        _WINDOWED_KV_HEADS,
-    )
-)
-"""Every name that is looked for."""
-
 
 def zoo_context(config: Config) -> int:
     """Return the most tokens that a row may hold."""

@@ -7,14 +7,15 @@ Invariants:
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
 
 from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Weights
 
 
-class WorkerState(StrEnum):
-    """What a worker's one model is doing; UNKNOWN for what a later version may say."""
+class ModelState(StrEnum):
+    """The life of a model, with its worker; UNKNOWN for what a later version may say."""
 
     UNKNOWN = "unknown"
     UNLOADED = "unloaded"
@@ -50,16 +51,11 @@ class MemoryAccount:
 
 
 @dataclass(frozen=True, slots=True)
-class DeviceMemory:
-    """What a worker holds on one device, which is named as its controller names it."""
+class WorkerMemory:
+    """What a worker holds: by its own accounts, by MLX, and by the system.
 
-    device: str
-    nbytes: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class MemoryFigures:
-    """What a worker holds: by its own accounts, by MLX, and by the system."""
+    `devices` maps a device, as its controller names it, to the bytes on it.
+    """
 
     accounts: tuple[MemoryAccount, ...] = ()
     total_nbytes: int = 0
@@ -69,7 +65,7 @@ class MemoryFigures:
     mlx_peak_nbytes: int = 0
     unaccounted_nbytes: int = 0
     """What MLX has in use beyond the accounts; below 0 where it has less."""
-    devices: tuple[DeviceMemory, ...] = ()
+    devices: Mapping[str, int] = field(default_factory=dict)
     resident_nbytes: int = 0
 
     @property
@@ -89,7 +85,7 @@ class MathLibrary:
 
 
 @dataclass(frozen=True, slots=True)
-class PrefixDiskFigures:
+class PrefixDisk:
     """What a worker keeps of prompts on disk, and has done with it since it loaded its model."""
 
     form: str = ""
@@ -125,7 +121,7 @@ class WorkerFigures:
     model_name: str = ""
     model_path: str = ""
     model_digest: str = ""
-    state: WorkerState = WorkerState.UNKNOWN
+    state: ModelState = ModelState.UNKNOWN
     progress: LoadProgress | None = None
     last_error: str = ""
 
@@ -146,7 +142,7 @@ class WorkerFigures:
     form_is_known: bool = True
     """False where `weights` or `kv_format` is one of a later version, and so is not here."""
     prefix_cache_nbytes: int = 0
-    prefix_disk: PrefixDiskFigures | None = None
+    prefix_disk: PrefixDisk | None = None
     """None: it keeps nothing there."""
     prefix_reload_s: float = 0.0
     """What the next request would have to compute, or read, of what memory has, had the model been
@@ -154,7 +150,7 @@ class WorkerFigures:
     sampling: SamplingOptions | None = None
     """The values in force where a request leaves them absent."""
 
-    memory: MemoryFigures = MemoryFigures()
+    memory: WorkerMemory = WorkerMemory()
     age_s: float | None = None
     """How old the figures of memory and streams were when they were told; None: there were none."""
     streams_running: int = 0
@@ -170,7 +166,7 @@ class WorkerFigures:
     @property
     def device(self) -> str:
         """The device on which the model lives, as the worker reports; "" if it does not."""
-        return self.memory.devices[0].device if self.memory.devices else ""
+        return next(iter(self.memory.devices), "")
 
     @property
     def kv_use_ratio(self) -> float:

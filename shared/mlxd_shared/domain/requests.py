@@ -12,12 +12,7 @@ from dataclasses import dataclass, fields
 from itertools import islice
 from typing import Any
 
-from mlxd_shared.config import (
-    CONTEXT_LENGTH_LIMIT,
-    CONTEXT_LENGTH_MIN,
-    PREFIX_CACHE_BYTES_LIMIT,
-    ROWS_MAX_LIMIT,
-)
+from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
 from mlxd_shared.domain.formats import ResponseFormat
@@ -277,6 +272,9 @@ SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "seed": UINT64,
 }
 
+WHOLE_OPTIONS = frozenset({"top_k", "repeat_last_n", "seed"})
+"""The sampling options among them whose values are whole numbers."""
+
 
 def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldViolation]:
     """Return what is out of range in `options`; `prefix` is the field that holds them."""
@@ -295,9 +293,14 @@ def sampling_violations(options: SamplingOptions, *, prefix: str) -> list[FieldV
 def load_violations(spec: LoadSpec, *, prefix: str) -> list[FieldViolation]:
     """Return which sizes of a load are out of range; `prefix` is the field that holds them."""
     bounds = (
-        ("context_length", spec.context_length, CONTEXT_LENGTH_MIN, CONTEXT_LENGTH_LIMIT),
-        ("rows_max", spec.rows_max, 1, ROWS_MAX_LIMIT),
-        ("prefix_cache_bytes", spec.prefix_cache_nbytes, 0, PREFIX_CACHE_BYTES_LIMIT),
+        (
+            "context_length",
+            spec.context_length,
+            config.CONTEXT_LENGTH_MIN,
+            config.CONTEXT_LENGTH_LIMIT,
+        ),
+        ("rows_max", spec.rows_max, 1, config.ROWS_MAX_LIMIT),
+        ("prefix_cache_bytes", spec.prefix_cache_nbytes, 0, config.PREFIX_CACHE_BYTES_LIMIT),
     )
     return [
         bad

@@ -168,10 +168,10 @@ def _parse_key(entry: object, file: str, place: str) -> Key:
     if not isinstance(entry, dict):
         raise BadCredentials(file, f"{place} is not an object")
     for name, value in entry.items():
-        is_kind = _KINDS.get(name)
-        if is_kind is None:
+        kind = _KINDS.get(name)
+        if kind is None:
             raise BadCredentials(file, f"{place}.{name:.50} is not a field of a key")
-        if not is_kind(value):
+        if type(value) is not kind or (isinstance(value, list) and {*map(type, value)} - {str}):
             raise BadCredentials(file, f"{place}.{name} is of another type")
     scopes = entry.get("scopes", [Scope.INFER])
     if not set(scopes) <= set(Scope):
@@ -191,22 +191,10 @@ def _parse_key(entry: object, file: str, place: str) -> Key:
     return key
 
 
-def _is_text(value: object) -> bool:
-    return isinstance(value, str)
-
-
-def _is_texts(value: object) -> bool:
-    return isinstance(value, list) and all(map(_is_text, value))
-
-
-def _is_limit(value: object) -> bool:
-    return type(value) is int  # true is no number here
-
-
-_KINDS: Final = {
-    "name": _is_text,
-    "sha256": _is_text,
-    "scopes": _is_texts,
-    "models": _is_texts,
-    **dict.fromkeys(LIMITS, _is_limit),
+_KINDS: Final[Mapping[str, type]] = {
+    "name": str,
+    "sha256": str,
+    "scopes": list,  # of texts, and so are the models
+    "models": list,
+    **dict.fromkeys(LIMITS, int),
 }

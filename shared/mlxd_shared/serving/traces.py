@@ -8,15 +8,15 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import aclosing
+from collections.abc import AsyncIterator, Iterator
+from contextlib import aclosing, contextmanager
 from typing import Any
 
 import grpc
 
 from mlxd_shared.ops.tracing import Span, Tracer, current_span
 from mlxd_shared.security.callers import OWN_PREFIX
-from mlxd_shared.wire.interceptors import Context, Continuation, Handler, is_inquiry
+from mlxd_shared.wire.interceptors import Context, Continuation, Handler, is_inquiry, rewrap
 
 _LEFT = grpc.StatusCode.CANCELLED
 
@@ -44,47 +44,42 @@ class TraceInterceptor(grpc.aio.ServerInterceptor):
 
 
 def _wrap(handler: Any, span: Span) -> Handler:  # noqa: ANN401 - gRPC's are untyped
-    taking = "stream" if handler.request_streaming else "unary"
-    kind = f"{taking}_stream" if handler.response_streaming else f"{taking}_unary"
-    behaviour = getattr(handler, kind)
     follow = _follow_stream if handler.response_streaming else _follow_unary
-    wrapped: Handler = getattr(grpc, f"{kind}_rpc_method_handler")(
-        follow(behaviour, span),
+    return rewrap(
+        handler,
+        lambda behaviour: follow(behaviour, span),
         request_deserializer=handler.request_deserializer,
-        response_serializer=handler.response_serializer,
     )
-    return wrapped
+
+
+@contextmanager
+def _ending(span: Span, context: Context) -> Iterator[None]:
+    """End the span with the call's status, however the body ends."""
+    left = True
+    try:
+        yield
+        left = False
+    except grpc.aio.AbortError:
+        left = False
+        raise
+    finally:
+        _end(span, context, left=left)
 
 
 def _follow_unary(behaviour: Any, span: Span) -> Any:  # noqa: ANN401
     async def follow(request: Any, context: Context) -> Any:  # noqa: ANN401
-        left = True
-        try:
-            answer = await behaviour(request, context)
-            left = False
-        except grpc.aio.AbortError:
-            left = False
-            raise
-        finally:
-            _end(span, context, left=left)
-        return answer
+        with _ending(span, context):
+            return await behaviour(request, context)
 
     return follow
 
 
 def _follow_stream(behaviour: Any, span: Span) -> Any:  # noqa: ANN401
     async def follow(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-        left = True
-        try:
+        with _ending(span, context):
             async with aclosing(behaviour(request, context)) as messages:
                 async for message in messages:
                     yield message
-            left = False
-        except grpc.aio.AbortError:
-            left = False
-            raise
-        finally:
-            _end(span, context, left=left)
 
     return follow
 

@@ -1,21 +1,37 @@
-"""The part of `convert` that checks conversations."""
+"""The part of `convert` that checks conversations, and reads what is kept of them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from google.protobuf import json_format
+
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
-from mlxd_shared.domain.chats import ASSISTANT, ROLES, json_object
+from mlxd_shared.domain.chats import ASSISTANT, ROLES, Chat, ChatMessage, json_object
 from mlxd_shared.domain.errors import FieldNotServed, FieldViolation
 from mlxd_shared.wire.convert_bounds import check_count, moment_violations
 from mlxd_shared.wire.convert_format import format_from_pb
+from mlxd_shared.wire.records import read
 
 OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now"}
 )
 """What a template is given otherwise."""
+
+
+def messages_from_json(written: object) -> tuple[ChatMessage, ...]:
+    """Return messages whose JSON is that of the wire's, unchecked.
+
+    Raises:
+        ValueError: they are none.
+    """
+    try:
+        pb = json_format.ParseDict({"messages": written}, inference_pb2.ChatPrompt())
+    except json_format.ParseError as error:
+        raise ValueError(str(error)) from error
+    return read(Chat, pb).messages
 
 
 def chat_violations(pb: inference_pb2.ChatPrompt) -> list[FieldViolation]:

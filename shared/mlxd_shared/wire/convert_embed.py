@@ -5,16 +5,9 @@ from __future__ import annotations
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldViolation, InvalidRequest
-from mlxd_shared.domain.requests import EmbedSpec, Pooling
+from mlxd_shared.domain.requests import EmbedSpec
 from mlxd_shared.wire.convert_bounds import check_count
 from mlxd_shared.wire.records import read
-
-POOLING_TO_PB = {
-    None: inference_pb2.POOLING_UNSPECIFIED,
-    Pooling.LAST_TOKEN: inference_pb2.POOLING_LAST_TOKEN,
-    Pooling.MEAN: inference_pb2.POOLING_MEAN,
-}
-POOLING_FROM_PB = {number: pooling for pooling, number in POOLING_TO_PB.items()}
 
 
 def embed_from_pb(pb: inference_pb2.EmbedRequest, *, is_checked: bool = False) -> EmbedSpec:
@@ -42,6 +35,6 @@ def _violations(pb: inference_pb2.EmbedRequest) -> list[FieldViolation]:
     violations += check_count("texts", count, config.PROMPT_CHARS_MAX, "characters in all texts")
     if pb.HasField("dimensions") and pb.dimensions == 0:
         violations.append(FieldViolation("dimensions", "0 is below 1"))
-    if pb.pooling not in POOLING_FROM_PB:
+    if pb.pooling not in inference_pb2.Pooling.values():
         violations.append(FieldViolation("pooling", f"{pb.pooling} is not a Pooling"))
     return violations

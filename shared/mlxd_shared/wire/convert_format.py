@@ -26,10 +26,8 @@ def format_from_pb(pb: inference_pb2.ResponseFormat) -> ResponseFormat | None:
     return ResponseFormat(kind, value)
 
 
-def format_to_pb(wanted: ResponseFormat | None) -> inference_pb2.ResponseFormat | None:
-    """Return the format for the wire; None if there is none."""
-    if wanted is None:
-        return None
+def format_to_pb(wanted: ResponseFormat) -> inference_pb2.ResponseFormat:
+    """Return the format for the wire."""
     values = {FormatKind.JSON_OBJECT: True, FormatKind.CHOICE: {"choices": wanted.choices}}
     value: Any = values.get(wanted.kind, wanted.text)
     return inference_pb2.ResponseFormat(**{wanted.kind.value: value})

@@ -97,15 +97,29 @@ def _wrap(
     intake: Intake,
     counted: Size | None = None,
 ) -> Handler:
-    taking = "stream" if handler.request_streaming else "unary"
-    kind = f"{taking}_stream" if handler.response_streaming else f"{taking}_unary"
-    make, behaviour = getattr(grpc, f"{kind}_rpc_method_handler"), getattr(handler, kind)
     guard = _guard_stream if handler.response_streaming else _guard_unary
     reader = _reader_of(handler.request_deserializer, intake.limits)
     each = handler.request_deserializer if reader is None else reader.whole
-    wrapped: Handler = make(
-        guard(behaviour, method, partial(_take_request, intake, reader, counted)),
+    taken = partial(_take_request, intake, reader, counted)
+    return rewrap(
+        handler,
+        lambda behaviour: guard(behaviour, method, taken),
         request_deserializer=each if handler.request_streaming or reader is None else None,
+    )
+
+
+def rewrap(
+    handler: Any,  # noqa: ANN401 - gRPC's are untyped
+    wrap: Callable[[Any], Any],
+    *,
+    request_deserializer: Callable[[bytes], Any] | None,
+) -> Handler:
+    """Return a method's handler, of whatever kind, whose behaviour is what `wrap` makes of it."""
+    taking = "stream" if handler.request_streaming else "unary"
+    kind = f"{taking}_stream" if handler.response_streaming else f"{taking}_unary"
+    wrapped: Handler = getattr(grpc, f"{kind}_rpc_method_handler")(
+        wrap(getattr(handler, kind)),
+        request_deserializer=request_deserializer,
         response_serializer=handler.response_serializer,
     )
     return wrapped

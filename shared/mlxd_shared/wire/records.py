@@ -49,7 +49,7 @@ def read(kind: type[_T], pb: Message, **others: object) -> _T:
         field.name: field.read(getattr(pb, field.wire))
         if not field.may_be_absent or pb.HasField(field.wire)
         else None
-        for field in _plan_fields(shape, pb.DESCRIPTOR)
+        for field in plan_fields(shape, pb.DESCRIPTOR)
     }
     return kind(**values | others)
 
@@ -61,11 +61,17 @@ def write(value: object, kind: type[_M]) -> _M:
     """
     values: dict[str, Any] = {}
     shape: Any = type(value)
-    for field in _plan_fields(shape, kind.DESCRIPTOR):
+    for field in plan_fields(shape, kind.DESCRIPTOR):
         plain = getattr(value, field.name)
         if plain is not None and plain != field.unsaid:
             values[field.wire] = field.write(plain)
     return kind(**values)
+
+
+def write_field(value: Any, wire: FieldDescriptor) -> Any:  # noqa: ANN401 - of any field
+    """Return a value as a message takes it for this field; None stays absent."""
+    hint: Any = tuple[Any, ...] if wire.is_repeated else type(value)
+    return None if value is None else _choose_codec(hint, wire)[1](value)
 
 
 def map_numbers(kind: type[_E], value: Callable[[str], _V], prefix: str) -> dict[_E, _V]:
@@ -104,7 +110,7 @@ def timestamp_from_pb(stamp: Timestamp) -> dt.datetime | None:
 
 
 @dataclass(frozen=True, slots=True)
-class _Field:
+class PlannedField:
     """How one field is read and written."""
 
     name: str
@@ -118,7 +124,8 @@ class _Field:
 
 
 @lru_cache(maxsize=256)
-def _plan_fields(kind: Any, descriptor: Descriptor) -> tuple[_Field, ...]:  # noqa: ANN401 - a type
+def plan_fields(kind: Any, descriptor: Descriptor) -> tuple[PlannedField, ...]:  # noqa: ANN401
+    """Return how the fields of a dataclass are read from messages, and written to them."""
     hints = get_type_hints(kind)
     planned = []
     for field in fields(kind):
@@ -129,7 +136,7 @@ def _plan_fields(kind: Any, descriptor: Descriptor) -> tuple[_Field, ...]:  # no
         default = None if field.default is MISSING else field.default
         reader, writer = _choose_codec(hint, wire)
         planned.append(
-            _Field(
+            PlannedField(
                 field.name,
                 wire.name,
                 reader,
@@ -173,12 +180,16 @@ def _choose_list_codec(hint: Any, wire: FieldDescriptor) -> _Codec:  # noqa: ANN
     is_mapping = get_origin(hint) is Mapping
     if wire.message_type is None:
         return tuple, _keep
+    message = GetMessageClass(wire.message_type)
     if wire.message_type.GetOptions().map_entry:
         return (dict if is_mapping else _sort_items), dict
     if is_mapping:  # of messages that are a key and a value each
         key, value = (field.name for field in wire.message_type.fields)
-        return lambda pbs: {getattr(pb, key): getattr(pb, value) for pb in pbs}, _keep
-    kind, message = get_args(hint)[0], GetMessageClass(wire.message_type)
+        return (
+            lambda pbs: {getattr(pb, key): getattr(pb, value) for pb in pbs},
+            lambda pairs: [message(**{key: each, value: pairs[each]}) for each in pairs],
+        )
+    kind = get_args(hint)[0]
     return (
         lambda pbs: tuple([read(kind, pb) for pb in pbs]),
         lambda values: [write(value, message) for value in values],

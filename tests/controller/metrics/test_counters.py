@@ -11,7 +11,7 @@ from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.gauges import gauges
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared.domain.errors import WorkerLost
-from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
+from mlxd_shared.domain.figures import WorkerFigures, WorkerMemory
 from mlxd_shared.domain.requests import LoadSpec
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack, request
@@ -105,7 +105,7 @@ def test_a_plan_is_held_against_the_measured_peak(part: float, error: float) -> 
     )
     silent = {family.name: family for family in gauges(State(devices=(device(1),)), [worker])}
     arrays_bytes = plan.arrays_bytes
-    memory = MemoryFigures(mlx_peak_nbytes=int(part * arrays_bytes))
+    memory = WorkerMemory(mlx_peak_nbytes=int(part * arrays_bytes))
     worker.note_figures(WorkerFigures(memory=memory), 0.0)
     families = {family.name: family for family in gauges(State(devices=(device(1),)), [worker])}
 

@@ -22,7 +22,8 @@ from mlxd_models.fit.planner import plan_load
 from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.folder import FORM_DIGITS
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, ShuttingDown
-from mlxd_shared.domain.figures import PrefixDiskFigures, WorkerFigures
+from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
+from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec
 from tests.fakes.workers import FakeLink, FakeProcess, LinkScript
 from tests.shared.blocks.made_blocks import chain_of, files_in, open_blocks

@@ -18,7 +18,7 @@ from mlxd_controller.memory.nvidia import Gpu
 from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import Holding, ModelRef, Ports, Survivor
 from mlxd_controller.runtime.runtime import Runtime
-from mlxd_shared.domain.figures import DeviceMemory, MemoryFigures, WorkerFigures, WorkerState
+from mlxd_shared.domain.figures import ModelState, WorkerFigures, WorkerMemory
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from tests.fakes.workers import FakeProcess, FakeWorkers
 from tests.fakes.world import FakeClock, FakeProbe
@@ -46,14 +46,12 @@ async def survivor(
     own = WorkerFigures(
         pid=process.pid,
         incarnation=process.incarnation,
-        state=WorkerState.READY,
+        state=ModelState.READY,
         context_length=512,
         rows_max=2,
         weights=Weights.FLOAT32,
         kv_format=KVFormat.MODEL,
-        memory=MemoryFigures(
-            mlx_active_nbytes=workers.script.arrays_bytes, devices=(DeviceMemory(on),)
-        ),
+        memory=WorkerMemory(mlx_active_nbytes=workers.script.arrays_bytes, devices={on: 0}),
     )
     holding = Holding(ref.digest, ref.name, str(ref.path), spec or LoadSpec(), load_s)
     return Survivor(process, link, own, holding, ref, on)

@@ -7,12 +7,12 @@ from dataclasses import replace
 from mlxd_controller.runtime.workers import NEWS_BYTES, figures_of, is_news
 from mlxd_models.fit.measured import Figures
 from mlxd_shared.config import MIB
-from mlxd_shared.domain.figures import MemoryAccount, MemoryFigures, WorkerFigures
+from mlxd_shared.domain.figures import MemoryAccount, WorkerFigures, WorkerMemory
 
 
 def make_figures(backend: str = "mlx-cpu", *, weights: int = 10 * MIB) -> WorkerFigures:
     """Return what a worker says that holds a model of `weights`."""
-    memory = MemoryFigures(
+    memory = WorkerMemory(
         accounts=(MemoryAccount("weights", weights), MemoryAccount("kv", 3 * MIB)),
         mlx_active_nbytes=13 * MIB,
         mlx_cache_nbytes=2 * MIB,

@@ -9,7 +9,7 @@ import pytest
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.views import worker_to_pb
 from mlxd_models.fit.planner import plan_load
-from mlxd_shared.domain.figures import MemoryFigures, WorkerFigures
+from mlxd_shared.domain.figures import WorkerFigures, WorkerMemory
 from mlxd_shared.domain.requests import LoadSpec
 from tests.fakes.workers import FakeProcess
 from tests.fakes.world import FakeClock
@@ -48,7 +48,7 @@ def test_cpu_time_is_the_most_that_was_ever_said() -> None:
 async def test_the_system_tells_of_processes_of_this_machine_alone(*, local: bool) -> None:
     """There it knows better than the worker; of a worker elsewhere its own word is taken."""
     worker = a_worker(process=FakeProcess(os.getpid(), "i-1"), local=local)
-    worker.note_figures(WorkerFigures(memory=MemoryFigures(resident_nbytes=7)), 0.0)
+    worker.note_figures(WorkerFigures(memory=WorkerMemory(resident_nbytes=7)), 0.0)
     worker.note_process()
     shown = worker_to_pb(worker, None, FakeClock())
 

@@ -29,9 +29,9 @@ def library(tmp_path: Path, defaults: LoadDefaults) -> Library:
 @pytest.mark.asyncio
 async def test_a_model_is_configured_under_any_of_its_names(tmp_path: Path) -> None:
     """Its name, another name, its digest; whichever it is asked for by."""
-    digest = (await library(tmp_path, LoadDefaults()).resolve("m")).digest
+    digest = (await library(tmp_path, {}).resolve("m")).digest
     for name in ("m", "n", digest):
-        defaults = LoadDefaults({name: SPEC})
+        defaults = {name: SPEC}
         store = library(tmp_path, defaults)
         await check_load_defaults(defaults, store)
         assert (await store.resolve("m")).configured == SPEC
@@ -43,7 +43,7 @@ async def test_a_model_is_configured_under_any_of_its_names(tmp_path: Path) -> N
 @pytest.mark.asyncio
 async def test_others_are_as_they_were(tmp_path: Path) -> None:
     """A name that is not there is told, and stops nothing."""
-    defaults = LoadDefaults({"later": SPEC})
+    defaults = {"later": SPEC}
     store = library(tmp_path, defaults)
     with capture_logs() as log:
         await check_load_defaults(defaults, store)
@@ -54,9 +54,9 @@ async def test_others_are_as_they_were(tmp_path: Path) -> None:
 @pytest.mark.asyncio
 async def test_what_a_model_cannot_have_is_refused(tmp_path: Path) -> None:
     """More than its files allow, and two sections for one model: by the name in the file."""
-    beyond = LoadDefaults({"m": LoadSpec(context_length=1 << 20)})
+    beyond = {"m": LoadSpec(context_length=1 << 20)}
     with pytest.raises(InvalidRequest, match=r'models."m": options.context_length: 1048576 is'):
         await check_load_defaults(beyond, library(tmp_path, beyond))
-    twice = LoadDefaults({"m": SPEC, "n": SPEC})
+    twice = {"m": SPEC, "n": SPEC}
     with pytest.raises(InvalidRequest, match=r"is the model of 'm' too"):
         await check_load_defaults(twice, library(tmp_path, twice))

@@ -19,10 +19,11 @@ from mlxd import (
     SamplingOptions,
     Weights,
 )
-from mlxd.messages import FitTerm, LogLines, MetricKind, ModelState, ProcessRole
+from mlxd.messages import FitTerm, LogLines, MetricKind, ProcessRole
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.domain.chats import Chat, ChatMessage
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound, ModelTooLarge
+from mlxd_shared.domain.figures import ModelState
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, FakeServer, serving
 

@@ -11,7 +11,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import status_pb2, types_pb2
-from mlxd_shared.domain.figures import HostMemory, ProcessStatus, WorkerFigures, WorkerState
+from mlxd_shared.domain.figures import HostMemory, ModelState, ProcessStatus, WorkerFigures
 from mlxd_shared.domain.requests import KVFormat, Weights
 from mlxd_shared.wire.convert_status import figures_from_pb, process_from_pb
 from mlxd_shared.wire.records import write
@@ -85,11 +85,11 @@ def test_forms_of_a_later_version_are_known_as_such(fields: dict[str, int], *, k
 def test_states_are_those_of_the_wire() -> None:
     """Each has one of its own; a later one is unknown, and not mistaken for any."""
     messages = [status_pb2.WorkerStatus(state=number) for number in types_pb2.ModelState.values()]
-    assert {figures_from_pb(message).state for message in messages} == set(WorkerState)
+    assert {figures_from_pb(message).state for message in messages} == set(ModelState)
     written = [write(figures_from_pb(each), status_pb2.WorkerStatus) for each in messages]
     assert written == messages
     later = status_pb2.WorkerStatus(state=LATER)  # type: ignore[arg-type]
-    assert figures_from_pb(later).state is WorkerState.UNKNOWN
+    assert figures_from_pb(later).state is ModelState.UNKNOWN
 
 
 def test_a_process_tells_of_its_machine_and_of_all_its_workers() -> None:

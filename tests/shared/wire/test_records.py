@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from mlxd.messages import Model, ModelState
+from mlxd.messages import Model
 from mlxd.v1 import types_pb2
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions, Weights
 from mlxd_shared.wire.records import read, write
 

@@ -12,7 +12,7 @@ import pytest_asyncio
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import LoadAbandoned, ModelDraining, ModelUnloaded
-from mlxd_shared.domain.figures import WorkerState
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_worker.process.options import parse_options
 from mlxd_worker.servicers.status import device_name
@@ -55,7 +55,7 @@ async def test_an_unload_gives_up_a_load_that_has_not_begun(started: Started, fo
     with pytest.raises(LoadAbandoned):
         async for _ in steps:
             pass
-    assert worker.phase is WorkerState.UNLOADED
+    assert worker.phase is ModelState.UNLOADED
 
 
 @pytest.mark.asyncio
@@ -70,7 +70,7 @@ async def test_an_unload_ends_though_its_caller_leaves(started: Started, folder:
         unload.cancel()
         with pytest.raises(asyncio.CancelledError):
             await unload
-    while worker.phase is not WorkerState.UNLOADED:
+    while worker.phase is not ModelState.UNLOADED:
         await started.engine.ready()
     await started.engine.ready()  # what has ended is forgotten a turn later
     assert [step async for step in worker.load(job)][-1].stage == "ready"

@@ -14,11 +14,10 @@ import pytest
 import pytest_asyncio
 
 from mlxd_shared.domain.figures import (
-    DeviceMemory,
     LoadProgress,
     MathLibrary,
     MemoryAccount,
-    WorkerState,
+    ModelState,
 )
 from mlxd_shared.domain.requests import KVFormat, LoadSpec
 from mlxd_shared.ops.machine import this_machine
@@ -92,7 +91,7 @@ async def test_a_worker_without_a_model(started: Started, *, compiles: bool) -> 
     assert own.started_unix_s == worker.identity.started_s
     assert (own.backend, own.mlx_version, own.compiles) == ("mlx-cpu", "1.2", compiles)
     assert own.math_library == MathLibrary(BLAS.name, BLAS.version, 2, BLAS.reason)
-    assert (own.state, own.last_error) == (WorkerState.UNLOADED, "")
+    assert (own.state, own.last_error) == (ModelState.UNLOADED, "")
     assert own.progress == LoadProgress()
     assert (own.model_name, own.model_path, own.model_digest) == ("", "", "")
     assert (own.streams_running, own.streams_waiting, own.oldest_wait_s) == (3, 2, 1.5)
@@ -128,7 +127,7 @@ async def test_memory_adds_up(started: Started) -> None:
     memory = memory_of(figures, device="gpu1", rss=999)
 
     assert (memory.accounts, memory.total_nbytes) == (accounts, 120)
-    assert memory.devices == (DeviceMemory("gpu1", 120),)
+    assert memory.devices == {"gpu1": 120}
     assert (memory.mlx_active_nbytes, memory.mlx_cache_nbytes) == (130, 7)
     assert (memory.mlx_peak_nbytes, memory.unaccounted_nbytes) == (150, 10)
     assert memory.resident_nbytes == 999
@@ -151,7 +150,7 @@ async def test_a_status_is_of_the_model_that_is_asked_for(started: Started, tmp_
     own, loaded = figures_of(worker, figures), worker.loaded
     assert loaded is not None
     assert (own.model_name, own.model_path) == ("tiny", str(job.path))
-    assert (own.model_digest, own.state) == ("d" * 64, WorkerState.READY)
+    assert (own.model_digest, own.state) == ("d" * 64, ModelState.READY)
     assert (own.context_length, own.rows_max) == (64, 2)
     assert own.context_length_max == loaded.context_length_max > 64
     assert (own.vocab_size, own.kv_format) == (loaded.vocab_size, KVFormat.MODEL)

@@ -27,7 +27,7 @@ from mlxd_shared.domain.errors import (
     ShuttingDown,
     WrongWorker,
 )
-from mlxd_shared.domain.figures import LoadProgress, WorkerState
+from mlxd_shared.domain.figures import LoadProgress, ModelState
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from mlxd_shared.ops.findings import Off
 from mlxd_shared.ops.known_process import ProcessMark
@@ -92,7 +92,7 @@ class Worker:
         """Set once the process has begun to stop; it admits no stream then."""
         self.lifeline: Lifeline | None = None
         """Follows the controller; None if none started this process."""
-        self.phase = WorkerState.UNLOADED
+        self.phase = ModelState.UNLOADED
         self.progress = LoadProgress("")
         self.last_error = ""
         self.loaded: Loaded | None = None
@@ -124,7 +124,7 @@ class Worker:
         job = self.job
         if job is None or model not in {"", job.name, job.digest}:
             raise ModelNotFound(model, "" if job else "this worker has no model loaded")
-        if self.phase is WorkerState.LOADING:
+        if self.phase is ModelState.LOADING:
             done = self.progress.bytes_read / max(self.progress.bytes_total, 1)
             raise ModelLoading(job.name, LOAD_RETRY_S, progress=done)
         if self.loaded is None:
@@ -142,7 +142,7 @@ class Worker:
         if self.stopping.is_set():
             raise ShuttingDown
         loaded = self.check_model(model)
-        if self.phase is not WorkerState.READY:
+        if self.phase is not ModelState.READY:
             raise ModelDraining(loaded.job.name)
         return loaded
 
@@ -177,8 +177,8 @@ class Worker:
             raise ShuttingDown
         if self._unloads:  # the unload would mistake this load for the one it has ended
             raise ModelDraining(job.name)
-        if self.job is None or self.phase is WorkerState.FAILED:
-            self.job, self.phase = job, WorkerState.LOADING
+        if self.job is None or self.phase is ModelState.FAILED:
+            self.job, self.phase = job, ModelState.LOADING
             self.progress = LoadProgress("starting")
             coming = self.engine.load(job, self._note)  # started now: from here on it can be ended
             self._loading = asyncio.create_task(self._load(job, coming))
@@ -204,7 +204,7 @@ class Worker:
             raise WrongWorker(job.name, self.identity.incarnation)
         if not self._meets(job.spec):
             raise InvalidRequest.of("options", "the model is loaded with others; unload it first")
-        if self.phase in {WorkerState.DRAINING, WorkerState.UNLOADING}:
+        if self.phase in {ModelState.DRAINING, ModelState.UNLOADING}:
             raise ModelDraining(mine.name)
 
     def _meets(self, spec: LoadSpec) -> bool:
@@ -231,10 +231,10 @@ class Worker:
             loaded = await coming
         except Exception as error:
             known = error.describe() if isinstance(error, MlxdError) else type(error).__name__
-            self.phase, self.last_error = WorkerState.FAILED, known
+            self.phase, self.last_error = ModelState.FAILED, known
             _log.error("the load failed", model=job.name, reason=known)
             raise
-        self.loaded, self.phase, self.last_error = loaded, WorkerState.READY, ""
+        self.loaded, self.phase, self.last_error = loaded, ModelState.READY, ""
         await self._health.set(f"models/{job.name}", serving=True)
         _log.info(
             "ready",
@@ -278,8 +278,8 @@ class Worker:
         return await self.streams.drain(min(grace_s, config.LOAD_TOTAL_TIMEOUT_S))
 
     async def _close(self) -> None:
-        if self.loaded is not None and self.phase is WorkerState.READY:
-            self.phase = WorkerState.DRAINING
+        if self.loaded is not None and self.phase is ModelState.READY:
+            self.phase = ModelState.DRAINING
             await self._health.set(f"models/{self.loaded.job.name}", serving=False)
 
     async def unload(self) -> int:
@@ -299,11 +299,11 @@ class Worker:
                 await asyncio.wait([self._loading])
             name = self.model_name
             await self._close()
-            self.phase = WorkerState.UNLOADING
+            self.phase = ModelState.UNLOADING
             if self.loaded is not None:
                 await self.tokens.forget(self.loaded.tokenizer, name)
             active_nbytes = await self.engine.unload(ModelUnloaded(name))
             self.loaded = self.job = self._loading = None
-            self.phase, self.progress = WorkerState.UNLOADED, LoadProgress("")
+            self.phase, self.progress = ModelState.UNLOADED, LoadProgress("")
         _log.info("unloaded", model=name, mlx_active_nbytes=active_nbytes)
         return active_nbytes

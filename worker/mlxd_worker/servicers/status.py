@@ -22,10 +22,9 @@ from mlxd.v1 import status_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.figures import (
-    DeviceMemory,
     MathLibrary,
-    MemoryFigures,
     WorkerFigures,
+    WorkerMemory,
 )
 from mlxd_shared.ops.machine import memory_of as memory_of_machine
 from mlxd_shared.wire.convert import checked_duration_s
@@ -162,16 +161,16 @@ def device_name(worker: Worker) -> str:
     return worker.identity.device or worker.identity.backend.kind.first_name
 
 
-def memory_of(figures: Figures, *, device: str, rss: int) -> MemoryFigures:
+def memory_of(figures: Figures, *, device: str, rss: int) -> WorkerMemory:
     """Return the account of memory; `rss` is the process's resident set in bytes."""
     total_nbytes = sum(account.nbytes for account in figures.accounts)
-    return MemoryFigures(
+    return WorkerMemory(
         accounts=figures.accounts,
         total_nbytes=total_nbytes,
         mlx_active_nbytes=figures.mlx_active_nbytes,
         mlx_cache_nbytes=figures.mlx_cache_nbytes,
         mlx_peak_nbytes=figures.mlx_peak_nbytes,
         unaccounted_nbytes=figures.unaccounted_nbytes,
-        devices=(DeviceMemory(device, total_nbytes),),
+        devices={device: total_nbytes},
         resident_nbytes=rss,
     )

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxd_shared.domain.figures import LoadProgress, MemoryAccount, PrefixDiskFigures
+from mlxd_shared.domain.figures import LoadProgress, MemoryAccount, PrefixDisk
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import Constraints
@@ -106,7 +106,7 @@ class Figures:
     """By model; all models that this process has had."""
     speculations: tuple[tuple[str, SpeculationFigures], ...] = ()
     """Likewise."""
-    prefix_disk: PrefixDiskFigures | None = None
+    prefix_disk: PrefixDisk | None = None
     """What the resident model keeps on disk; None: nothing is kept there."""
     prefix_reload_s: float = 0.0
     """See `WorkerFigures`."""

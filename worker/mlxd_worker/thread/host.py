@@ -18,7 +18,7 @@ import mlx.core as mx
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
-from mlxd_shared.domain.figures import PrefixDiskFigures
+from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.counts import PrefixCounts

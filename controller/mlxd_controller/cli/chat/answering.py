@@ -16,15 +16,9 @@ import typer
 
 from mlxd import Client
 from mlxd.answers import Delta, Finished
+from mlxd_controller.cli.chat import tools as t
 from mlxd_controller.cli.chat.editor import Editor
 from mlxd_controller.cli.chat.talk import Talk
-from mlxd_controller.cli.chat.tools import (
-    Tool,
-    by_name,
-    describe_call,
-    result_of,
-    run_command,
-)
 from mlxd_controller.cli.commands.prompts.generate import conclude
 from mlxd_controller.cli.outcome import ExitCode, complain, usage_error
 from mlxd_controller.cli.terminal.answers import AnswerWriter
@@ -61,7 +55,7 @@ class Answerer:
             KeyboardInterrupt, MlxdError: it was stopped, or failed.
         """
         turn = [ChatMessage("user", text)]
-        tools = by_name(self._talk.tools)
+        tools = t.by_name(self._talk.tools)
         with _keeping(self._talk, turn):
             for _ in range(TOOL_ROUNDS_MAX):
                 self._run(_stream(self._client, self._talk, turn))
@@ -86,14 +80,14 @@ class Answerer:
             if len(self._talk.messages) == kept:
                 self._talk.messages[:] = before
 
-    def _result(self, call: ToolCall, tool: Tool | None) -> ChatMessage:
+    def _result(self, call: ToolCall, tool: t.Tool | None) -> ChatMessage:
         if tool is not None and tool.command and self._may_run(tool):
-            text = run_command(tool, call)
+            text = t.run_command(tool, call)
             typer.echo(escape(text), err=True)
-            return result_of(call, text)
-        return result_of(call, self._editor.ask(f"result of {escape_line(call.name)}: "))
+            return t.result_of(call, text)
+        return t.result_of(call, self._editor.ask(f"result of {escape_line(call.name)}: "))
 
-    def _may_run(self, tool: Tool) -> bool:
+    def _may_run(self, tool: t.Tool) -> bool:
         if tool.name in self._allowed:
             return True
         command = escape_line(" ".join(tool.command))
@@ -162,6 +156,6 @@ def _write(writer: AnswerWriter, event: Delta) -> None:
             writer.reasoning(part.reasoning)
         elif part.tool_call is not None:
             writer.end()
-            writer.text(f"{describe_call(part.tool_call)}\n")
+            writer.text(f"{t.describe_call(part.tool_call)}\n")
         elif part.text:
             writer.text(part.text)

@@ -10,7 +10,6 @@ Invariants:
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 from collections.abc import Callable, Coroutine
@@ -21,6 +20,7 @@ import typer
 
 from mlxd_controller.cli.outcome import complain
 from mlxd_controller.cli.terminal.ending import ENDING_SIGNALS, end_by
+from mlxd_shared.ops.signals import handling
 
 if TYPE_CHECKING:
     from prompt_toolkit import PromptSession
@@ -123,14 +123,8 @@ async def _edit(session: PromptSession[str], prompt: str) -> str:
         elif not session.app.is_done:
             session.app.exit(exception=_Ended(number))
 
-    loop = asyncio.get_running_loop()
-    for number in ENDING_SIGNALS:
-        loop.add_signal_handler(number, end, number)
-    try:
+    with handling(end, *ENDING_SIGNALS):
         return await session.prompt_async(prompt, prompt_continuation=MORE)
-    finally:
-        for number in ENDING_SIGNALS:
-            loop.remove_signal_handler(number)
 
 
 def _make_output() -> Any:  # noqa: ANN401 - prompt_toolkit's own

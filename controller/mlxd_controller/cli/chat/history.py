@@ -19,11 +19,7 @@ from pathlib import Path
 
 from prompt_toolkit.history import History
 
-from mlxd_shared.config import (
-    HISTORY_BYTES_MAX,
-    HISTORY_ENTRIES_MAX,
-    HISTORY_ENTRY_CHARS_MAX,
-)
+from mlxd_shared import config
 from mlxd_shared.ops.state_file import OWNERS, replace_text, writing_alone
 
 LOCK_SUFFIX = ".lock"
@@ -53,7 +49,7 @@ class HistoryFile(History):
 
     def store_string(self, string: str) -> None:
         """Append an entry."""
-        if not self._is_usable or len(string) > HISTORY_ENTRY_CHARS_MAX:
+        if not self._is_usable or len(string) > config.HISTORY_ENTRY_CHARS_MAX:
             return
         try:
             with writing_alone(self._path.parent, self._path.name + LOCK_SUFFIX):
@@ -76,13 +72,13 @@ def read_entries(path: Path) -> tuple[list[str], bool]:
     try:
         with path.open("rb") as file:
             size = file.seek(0, os.SEEK_END)
-            file.seek(max(0, size - HISTORY_BYTES_MAX))
-            lines = file.read(HISTORY_BYTES_MAX).split(b"\n")
+            file.seek(max(0, size - config.HISTORY_BYTES_MAX))
+            lines = file.read(config.HISTORY_BYTES_MAX).split(b"\n")
     except FileNotFoundError:
         return [], False
     entries = [entry for entry in map(_parse, lines) if entry is not None]
-    is_too_large = size > HISTORY_BYTES_MAX or len(entries) > HISTORY_ENTRIES_MAX
-    return entries[-HISTORY_ENTRIES_MAX:], is_too_large
+    is_too_large = size > config.HISTORY_BYTES_MAX or len(entries) > config.HISTORY_ENTRIES_MAX
+    return entries[-config.HISTORY_ENTRIES_MAX :], is_too_large
 
 
 def _parse(line: bytes) -> str | None:

@@ -12,20 +12,17 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from mlxd_shared.config import SAVED_CHAT_BYTES_MAX
-from mlxd_shared.domain.chats import ROLES, ChatMessage, ToolCall, half_character
+from mlxd_shared.domain.chats import ROLES, ChatMessage, half_character
 from mlxd_shared.ops.state_file import OWNERS, replace_text
+from mlxd_shared.wire.convert_chat import messages_from_json
 
 VERSION = 1
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", re.ASCII)
-_TEXTS = tuple(
-    field.name for field in fields(ChatMessage) if field.name not in {"tool_calls", "parts"}
-)
-_CALL_TEXTS = tuple(field.name for field in fields(ToolCall))
 
 
 class ChatNotUsable(Exception):
@@ -125,36 +122,15 @@ def _parse(content: object) -> SavedChat:
         raise ValueError(f"not of version {VERSION}")
     if content.keys() != {"version", "model", "system", "variables", "messages"}:
         raise ValueError(f"keys {', '.join(map(str, content))}")
-    variables, messages = content["variables"], content["messages"]
-    if not isinstance(variables, dict) or not isinstance(messages, list):
-        raise ValueError("variables or messages are of another kind")  # noqa: TRY004
-    return SavedChat(
-        _text(content["model"]),
-        _text(content["system"]),
-        variables,
-        tuple(_message(each) for each in messages),
-    )
-
-
-def _message(content: object) -> ChatMessage:
-    if not isinstance(content, dict) or content.keys() - {*_TEXTS, "tool_calls"}:
-        raise ValueError("a message with keys that there are not")
-    if content.get("role") not in ROLES:
+    if not isinstance(content["variables"], dict):
+        raise ValueError("variables are of another kind")  # noqa: TRY004
+    messages = messages_from_json(content["messages"])
+    if any(message.role not in ROLES for message in messages):
         raise ValueError("a message of nobody")
-    texts: dict[str, Any] = {name: _text(content[name]) for name in _TEXTS if name in content}
-    calls = content.get("tool_calls", [])
-    if not isinstance(calls, list):
-        raise ValueError("calls of another kind")  # noqa: TRY004
-    return ChatMessage(**texts, tool_calls=tuple(_call(each) for each in calls))
-
-
-def _call(content: object) -> ToolCall:
-    if not isinstance(content, dict) or content.keys() - set(_CALL_TEXTS):
-        raise ValueError("a call with keys that there are not")
-    texts = {key: _text(value) for key, value in content.items()}
-    if not texts.get("name"):
+    if not all(call.name for message in messages for call in message.tool_calls):
         raise ValueError("a call of nothing")
-    return ToolCall(**texts)
+    model, system = _text(content["model"]), _text(content["system"])
+    return SavedChat(model, system, content["variables"], messages)
 
 
 def _text(value: object) -> str:

@@ -12,21 +12,16 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, TypeVar
 
 from mlxd_controller.cli.chat import saved
 from mlxd_controller.cli.chat.talk import Talk, read_variable
+from mlxd_shared.domain.requests import SAMPLING_RANGES, WHOLE_OPTIONS
 
+_N = TypeVar("_N", int, float)
 _COMMAND = re.compile(r"/[A-Za-z?]\S*")
-_WHOLE = frozenset({"top_k", "repeat_last_n", "seed"})
-_NUMBERS = frozenset(
-    {
-        "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty",
-        "frequency_penalty", "xtc_probability", "xtc_threshold",
-    }
-)  # fmt: skip
 _FLAGS: Mapping[str, bool] = MappingProxyType({"stats": False, "wrap": True})
-OPTIONS = frozenset({*_WHOLE, *_NUMBERS, *_FLAGS, "max_tokens"})
+OPTIONS = frozenset({*SAMPLING_RANGES, *_FLAGS, "max_tokens"})
 """What `/set` knows by itself; every other name is a variable of the chat template."""
 NOTHING = '""'
 
@@ -120,14 +115,14 @@ def _set(talk: Talk, rest: str, _folder: Path) -> Done:
     if name not in OPTIONS:
         return _set_variable(talk, name, value)
     if name == "max_tokens":
-        talk.max_tokens = _whole(name, value) if value else None
+        talk.max_tokens = _number(name, value, int) if value else None
     elif name in _FLAGS:
         if value not in {"true", "false", ""}:
             raise Refused(f"{name} is true or false")
         setattr(talk, name, value == "true" if value else _FLAGS[name])
     else:
-        parse = _whole if name in _WHOLE else _number
-        change: dict[str, Any] = {name: parse(name, value) if value else None}
+        kind: Callable[[str], float] = int if name in WHOLE_OPTIONS else float
+        change: dict[str, Any] = {name: _number(name, value, kind) if value else None}
         talk.sampling = replace(talk.sampling, **change)
     return Done(f"{name} is {value or 'as the model has it'}")
 
@@ -151,18 +146,12 @@ def _need_template(talk: Talk) -> None:
         raise Refused(f"{talk.model} has no chat template, which alone would read that")
 
 
-def _whole(name: str, text: str) -> int:
+def _number(name: str, text: str, kind: Callable[[str], _N]) -> _N:
     try:
-        return int(text)
+        return kind(text)
     except ValueError:
-        raise Refused(f"{name}: {text!r:.40} is no whole number") from None
-
-
-def _number(name: str, text: str) -> float:
-    try:
-        return float(text)
-    except ValueError:
-        raise Refused(f"{name}: {text!r:.40} is no number") from None
+        what = "whole number" if kind is int else "number"
+        raise Refused(f"{name}: {text!r:.40} is no {what}") from None
 
 
 def _show(talk: Talk, _rest: str, _folder: Path) -> Done:

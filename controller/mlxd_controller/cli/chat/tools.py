@@ -21,12 +21,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlxd_shared.config import (
-    CHAT_TOOLS_MAX,
-    TOOL_COMMAND_S,
-    TOOL_RESULT_BYTES_MAX,
-    TOOLS_FILE_BYTES_MAX,
-)
+from mlxd_shared import config
 from mlxd_shared.domain.chats import ChatMessage, ToolCall
 from mlxd_shared.ops.terminal import escape_line
 
@@ -57,11 +52,11 @@ def read_tools(path: Path) -> tuple[Tool, ...]:
     """
     try:
         with path.open("rb") as file:
-            raw = file.read(TOOLS_FILE_BYTES_MAX + 1)
+            raw = file.read(config.TOOLS_FILE_BYTES_MAX + 1)
     except OSError as error:
         raise ToolsNotUsable(f"{path}: cannot be read: {error.strerror}") from error
-    if len(raw) > TOOLS_FILE_BYTES_MAX:
-        raise ToolsNotUsable(f"{path}: at most {TOOLS_FILE_BYTES_MAX} bytes are read")
+    if len(raw) > config.TOOLS_FILE_BYTES_MAX:
+        raise ToolsNotUsable(f"{path}: at most {config.TOOLS_FILE_BYTES_MAX} bytes are read")
     try:
         tools = _tools(json.loads(raw))
     except (ValueError, RecursionError) as error:
@@ -73,8 +68,8 @@ def read_tools(path: Path) -> tuple[Tool, ...]:
 
 
 def _tools(entries: object) -> tuple[Tool, ...]:
-    if not isinstance(entries, list) or not 0 < len(entries) <= CHAT_TOOLS_MAX:
-        raise ValueError(f"not a list of 1 to {CHAT_TOOLS_MAX} tools")
+    if not isinstance(entries, list) or not 0 < len(entries) <= config.CHAT_TOOLS_MAX:
+        raise ValueError(f"not a list of 1 to {config.CHAT_TOOLS_MAX} tools")
     return tuple(_tool(entry, place) for place, entry in enumerate(entries))
 
 
@@ -120,13 +115,13 @@ def run_command(tool: Tool, call: ToolCall) -> str:
         try:
             done = subprocess.run(
                 tool.command, input=call.arguments_json.encode(), stdout=output, stderr=problems,
-                timeout=TOOL_COMMAND_S, check=False,
+                timeout=config.TOOL_COMMAND_S, check=False,
             )  # fmt: skip
         except OSError as error:
             return f"error: {tool.command[0]}: {error.strerror}"
         except subprocess.TimeoutExpired:
-            return f"error: no result after {TOOL_COMMAND_S:.0f} s"
+            return f"error: no result after {config.TOOL_COMMAND_S:.0f} s"
         stream = problems if done.returncode else output
         stream.seek(0)
-        text = stream.read(TOOL_RESULT_BYTES_MAX).decode(errors="replace").strip()
+        text = stream.read(config.TOOL_RESULT_BYTES_MAX).decode(errors="replace").strip()
     return f"error: exit code {done.returncode}: {text}" if done.returncode else text

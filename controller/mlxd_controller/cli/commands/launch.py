@@ -18,15 +18,7 @@ from urllib.parse import quote, urlsplit
 
 import typer
 
-from mlxd_controller.agents import (
-    AGENTS,
-    NO_KEY,
-    Agent,
-    Target,
-    environment_of,
-    pattern_of,
-    shell_lines,
-)
+from mlxd_controller import agents
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import rest_of_line
@@ -76,20 +68,22 @@ def launch(
         key = "" if token_file is None else secret_in(read_token(token_file).header[1])
     except BadCredentials as error:
         raise typer.Exit(report(error, url)) from error
-    tool = AGENTS[agent]
+    tool = agents.AGENTS[agent]
     gateway = Gateway(_check_url(url), key, tls_ca)
     target = _aim(tool, model or "", gateway)
     wiring = tool.wire(target)
     line = (tool.program, *wiring.arguments, *rest_of_line(context))
     if show:
-        written = NO_KEY if token_file is None else f'"$(cat {shlex.quote(str(token_file))})"'
-        typer.echo("\n".join(shell_lines(wiring, line, written)))
+        written = (
+            agents.NO_KEY if token_file is None else f'"$(cat {shlex.quote(str(token_file))})"'
+        )
+        typer.echo("\n".join(agents.shell_lines(wiring, line, written)))
         return
     path = shutil.which(tool.program)
     if path is None:
         problem = f"{tool.title} is not installed: no {tool.program} on PATH; see {tool.install}"
         leave(problem, ExitCode.ERROR)
-    os.execve(path, line, environment_of(wiring, key, os.environ))  # noqa: S606 - becomes the tool
+    os.execve(path, line, agents.environment_of(wiring, key, os.environ))  # noqa: S606 - becomes it
 
 
 def _check_url(url: str) -> str:
@@ -99,14 +93,14 @@ def _check_url(url: str) -> str:
     return f"{parts.scheme}://{parts.netloc}"
 
 
-def _aim(tool: Agent, model: str, gateway: Gateway) -> Target:
+def _aim(tool: agents.Agent, model: str, gateway: Gateway) -> agents.Target:
     """Return what the tool is to talk to; leaves where there is no gateway, or no such model."""
     names = gateway.names()
     known = f"known: {', '.join(names[:KNOWN_MAX])}" if names else "it knows none"
     if model and not gateway.knows(model):
         leave(f"no model {model!r} at {gateway.url}; {known}", ExitCode.NOT_FOUND)
     if not model and tool.own_model and not gateway.knows(tool.own_model):
-        pattern = pattern_of(tool.own_model)
+        pattern = agents.pattern_of(tool.own_model)
         usage_error(
             f"name a model ({known}), or give {tool.title}'s own names one: mlxd alias '{pattern}'"
             " MODEL"
@@ -114,7 +108,7 @@ def _aim(tool: Agent, model: str, gateway: Gateway) -> Target:
     if not model and not tool.own_model and not names:
         usage_error(f"the gateway at {gateway.url} knows no model: see `mlxd pull`")
     ca_file = "" if gateway.tls_ca is None else str(gateway.tls_ca.expanduser().absolute())
-    return Target(gateway.url, model, names, ca_file)
+    return agents.Target(gateway.url, model, names, ca_file)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from mlxd_shared import config
-from mlxd_shared.domain.requests import KVFormat, Weights
+from mlxd_shared.domain.requests import SAMPLING_RANGES, WHOLE_OPTIONS, KVFormat, Weights
 from mlxd_shared.domain.units import format_duration
 from mlxd_shared.ops.logs import LEVELS
 
@@ -55,16 +55,17 @@ class Key:
     choices: tuple[str, ...] = ()
 
 
-def _serve(
-    name: str, kind: Kind, option: str = "", *, default: str = "", low: int | None = None,
-    high: int | None = None, choices: tuple[str, ...] = (), variable: str = "",
+def _key(
+    name: str, kind: Kind, *options: str, variable: str = "", default: str = "",
+    low: int | None = None, high: int | None = None, choices: tuple[str, ...] = (),
 ) -> Key:  # fmt: skip
-    """Return a key for an option of `mlxd serve`, by default one of the key's own name."""
-    option = option or name.rpartition(".")[2]
-    return Key(
-        name, variable or f"MLXD_{option.upper()}", kind, (f"serve.{option}",),
-        default=default, low=low, high=high, choices=choices,
-    )  # fmt: skip
+    """Return a key; without options, of the one of `mlxd serve` that has the key's own name.
+
+    Its variable is called after the first option.
+    """
+    options = options or (f"serve.{name.rpartition('.')[2]}",)
+    variable = variable or f"MLXD_{options[0].rpartition('.')[2].upper()}"
+    return Key(name, variable, kind, options, default=default, low=low, high=high, choices=choices)
 
 
 def _variable(name: str, kind: Kind, default: str) -> Key:
@@ -73,108 +74,99 @@ def _variable(name: str, kind: Kind, default: str) -> Key:
     return Key(name, f"MLXD_{option.upper()}", kind, help_of=f"serve.{option}", default=default)
 
 
-def _client(name: str, kind: Kind, default: str = "") -> Key:
-    """Return a key for an option that stands before the command."""
-    option = name.rpartition(".")[2]
-    return Key(name, f"MLXD_{option.upper()}", kind, (option,), default=default)
-
-
 _CACHE_COMMANDS = ("serve", "cache.list", "cache.size", "cache.drop", "cache.verify")
 _KEYS_COMMANDS = ("serve", "doctor", "keys.add", "keys.list", "keys.remove")
 _STARTING_COMMANDS = ("run", "load", "generate", "embed", "score", "tokenize")
 KEYS: Final[tuple[Key, ...]] = (
-    _client("address", Kind.ADDRESS, config.DEFAULT_ADDRESS),
-    _client("token_file", Kind.SECRET),
-    _client("client.tls_ca", Kind.FILE),
-    _client("client.tls_cert", Kind.FILE),
-    _client("client.tls_key", Kind.FILE),
-    Key(
-        "client.http_url", "MLXD_HTTP_URL", Kind.TEXT, ("launch.url",),
+    _key("address", Kind.ADDRESS, "address", default=config.DEFAULT_ADDRESS),
+    _key("token_file", Kind.SECRET, "token_file"),
+    _key("client.tls_ca", Kind.FILE, "tls_ca"),
+    _key("client.tls_cert", Kind.FILE, "tls_cert"),
+    _key("client.tls_key", Kind.FILE, "tls_key"),
+    _key(
+        "client.http_url", Kind.TEXT, "launch.url", variable="MLXD_HTTP_URL",
         default=f"http://{config.DEFAULT_HTTP_ADDRESS}",
     ),
-    Key(
-        "client.start", "MLXD_START", Kind.FLAG,
-        tuple(f"{command}.start" for command in _STARTING_COMMANDS), default="true",
+    _key(
+        "client.start", Kind.FLAG, *(f"{command}.start" for command in _STARTING_COMMANDS),
+        default="true",
     ),
-    Key(
-        "client.history", "MLXD_HISTORY", Kind.STORE, ("run.history",),
-        default="~/.local/state/mlxd/chat_history",
+    _key(
+        "client.history", Kind.STORE, "run.history", default="~/.local/state/mlxd/chat_history"
     ),
-    _serve("server.tls_cert", Kind.FILE, variable="MLXD_SERVER_TLS_CERT"),
-    _serve("server.tls_key", Kind.FILE, variable="MLXD_SERVER_TLS_KEY"),
-    _serve("server.tls_client_ca", Kind.FILE, variable="MLXD_SERVER_TLS_CLIENT_CA"),
-    Key(
-        "server.keys_file", "MLXD_KEYS_FILE", Kind.FILE,
-        tuple(f"{command}.keys_file" for command in _KEYS_COMMANDS),
+    _key("server.tls_cert", Kind.FILE, variable="MLXD_SERVER_TLS_CERT"),
+    _key("server.tls_key", Kind.FILE, variable="MLXD_SERVER_TLS_KEY"),
+    _key("server.tls_client_ca", Kind.FILE, variable="MLXD_SERVER_TLS_CLIENT_CA"),
+    _key(
+        "server.keys_file", Kind.FILE, *(f"{command}.keys_file" for command in _KEYS_COMMANDS)
     ),
-    _serve("server.open_health", Kind.FLAG, default="false"),
-    _serve("server.allow_remote", Kind.FLAG, default="false"),
-    _serve("server.preload", Kind.TEXTS, default="[]"),
-    _serve("server.run_dir", Kind.FILE, default="by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp"),
-    _serve(
+    _key("server.open_health", Kind.FLAG, default="false"),
+    _key("server.allow_remote", Kind.FLAG, default="false"),
+    _key("server.preload", Kind.TEXTS, default="[]"),
+    _key("server.run_dir", Kind.FILE, default="by the address, in $XDG_RUNTIME_DIR/mlxd or /tmp"),
+    _key(
         "server.orphan_grace", Kind.DURATION, default=format_duration(config.ORPHAN_GRACE_S),
         high=int(config.LOAD_TOTAL_TIMEOUT_S),
     ),
     _variable("stores.models_dir", Kind.STORE, "~/.local/share/mlxd/models"),
     _variable("stores.hub_cache", Kind.STORE, "~/.cache/huggingface/hub"),
     _variable("stores.ollama_models", Kind.STORE, "~/.ollama/models"),
-    _serve("stores.prefix_disk", Kind.SIZE_OR_NONE, default="none"),
-    Key(
-        "stores.prefix_disk_folder", "MLXD_PREFIX_DISK_FOLDER", Kind.FILE,
-        tuple(f"{command}.prefix_disk_folder" for command in _CACHE_COMMANDS),
+    _key("stores.prefix_disk", Kind.SIZE_OR_NONE, default="none"),
+    _key(
+        "stores.prefix_disk_folder", Kind.FILE,
+        *(f"{command}.prefix_disk_folder" for command in _CACHE_COMMANDS),
         default="~/.cache/mlxd/prefixes",
     ),
-    _serve("limits.memory_limit", Kind.SIZE, default="what the device has"),
-    _serve("limits.reserve", Kind.SHARE, default=f"{config.MEMORY_RESERVE_FRACTION:.0%}"),
-    _serve("limits.gpu_overhead", Kind.SHARE, default="0"),
+    _key("limits.memory_limit", Kind.SIZE, default="what the device has"),
+    _key("limits.reserve", Kind.SHARE, default=f"{config.MEMORY_RESERVE_FRACTION:.0%}"),
+    _key("limits.gpu_overhead", Kind.SHARE, default="0"),
     _variable("limits.keep_alive", Kind.DURATION, format_duration(config.KEEP_ALIVE_DEFAULT_S)),
-    _serve("limits.max_loaded", Kind.WHOLE, default="what fits", low=1),
-    _serve(
+    _key("limits.max_loaded", Kind.WHOLE, default="what fits", low=1),
+    _key(
         "limits.waiting_max", Kind.WHOLE, default=str(config.WAITING_STREAMS_MAX), low=0,
         high=config.WAITING_STREAMS_LIMIT,
     ),
     _variable("limits.load_timeout", Kind.DURATION, format_duration(config.LOAD_STALL_TIMEOUT_S)),
-    _serve(
+    _key(
         "limits.worker_silent_timeout", Kind.DURATION,
         default=format_duration(config.WORKER_SILENT_MAX_S),
     ),
-    _serve("http.listen", Kind.ADDRESS, "http", default="no HTTP"),
-    _serve("http.origins", Kind.TEXTS, "http_origin", default="[]"),
-    _serve("http.no_agent_rules", Kind.FLAG, default="false"),
-    _serve("metrics.listen", Kind.ADDRESS, "metrics", default="no metrics"),
-    _serve("metrics.vllm_aliases", Kind.FLAG, "metrics_vllm_aliases", default="false"),
-    _serve("workers.attach", Kind.TEXTS, "worker", default="[]"),
-    _serve("workers.tls_ca", Kind.FILE, "worker_tls_ca"),
-    _serve("workers.tls_cert", Kind.FILE, "worker_tls_cert"),
-    _serve("workers.tls_key", Kind.FILE, "worker_tls_key"),
-    _serve("workers.token_file", Kind.SECRET, "worker_token_file"),
-    _serve("log.level", Kind.TEXT, "log_level", default="info", choices=tuple(LEVELS)),
-    _serve(
-        "log.format", Kind.TEXT, "log_format", default="auto", choices=("auto", "json", "console")
+    _key("http.listen", Kind.ADDRESS, "serve.http", default="no HTTP"),
+    _key("http.origins", Kind.TEXTS, "serve.http_origin", default="[]"),
+    _key("http.no_agent_rules", Kind.FLAG, default="false"),
+    _key("metrics.listen", Kind.ADDRESS, "serve.metrics", default="no metrics"),
+    _key("metrics.vllm_aliases", Kind.FLAG, "serve.metrics_vllm_aliases", default="false"),
+    _key("workers.attach", Kind.TEXTS, "serve.worker", default="[]"),
+    _key("workers.tls_ca", Kind.FILE, "serve.worker_tls_ca"),
+    _key("workers.tls_cert", Kind.FILE, "serve.worker_tls_cert"),
+    _key("workers.tls_key", Kind.FILE, "serve.worker_tls_key"),
+    _key("workers.token_file", Kind.SECRET, "serve.worker_token_file"),
+    _key("log.level", Kind.TEXT, "serve.log_level", default="info", choices=tuple(LEVELS)),
+    _key(
+        "log.format", Kind.TEXT, "serve.log_format", default="auto",
+        choices=("auto", "json", "console"),
     ),
-    _serve("log.content", Kind.FLAG, "log_content", default="false"),
+    _key("log.content", Kind.FLAG, "serve.log_content", default="false"),
 )  # fmt: skip
 """Every key outside of `[models."NAME"]`, in the order in which people are shown them."""
 
-_SAMPLING_NUMBERS = (
-    "temperature", "top_p", "min_p", "repetition_penalty", "presence_penalty", "frequency_penalty",
-    "xtc_probability", "xtc_threshold",
-)  # fmt: skip
-_WHOLE_NUMBERS = ("context", "rows", "priority", "top_k", "repeat_last_n", "seed")
 MODELS: Final = "models"
 """The table of tables, by the models' names."""
-_MODEL_KEYS = {
-    "path": Key("path", "", Kind.FILE),
-    "weights": Key("weights", "", Kind.TEXT, choices=tuple(each.value for each in Weights)),
-    "kv_format": Key("kv_format", "", Kind.TEXT, choices=tuple(each.value for each in KVFormat)),
-    "prefix_cache": Key("prefix_cache", "", Kind.SIZE),
-    "keep_alive": Key("keep_alive", "", Kind.DURATION),
-    "pin": Key("pin", "", Kind.FLAG),
-    **{name: Key(name, "", Kind.WHOLE) for name in _WHOLE_NUMBERS},
-    **{name: Key(name, "", Kind.NUMBER) for name in _SAMPLING_NUMBERS},
-    "logit_bias": Key("logit_bias", "", Kind.TEXTS),
-}
-MODEL_KEYS: Final[Mapping[str, Key]] = MappingProxyType(_MODEL_KEYS)
+_OF_MODELS = (
+    Key("path", "", Kind.FILE),
+    Key("weights", "", Kind.TEXT, choices=tuple(each.value for each in Weights)),
+    Key("kv_format", "", Kind.TEXT, choices=tuple(each.value for each in KVFormat)),
+    Key("prefix_cache", "", Kind.SIZE),
+    Key("keep_alive", "", Kind.DURATION),
+    Key("pin", "", Kind.FLAG),
+    *(Key(name, "", Kind.WHOLE) for name in ("context", "rows", "priority")),
+    *(
+        Key(name, "", Kind.WHOLE if name in WHOLE_OPTIONS else Kind.NUMBER)
+        for name in SAMPLING_RANGES
+    ),
+    Key("logit_bias", "", Kind.TEXTS),
+)
+MODEL_KEYS: Final[Mapping[str, Key]] = MappingProxyType({key.name: key for key in _OF_MODELS})
 """What a load of one model begins with: the options of `mlxd load`, and where its folder is."""
 
 

@@ -10,18 +10,8 @@ from typing import Any
 from mlxd_controller.cli.configuration.keys import MODELS
 from mlxd_controller.cli.configuration.reading import Configuration
 from mlxd_controller.cli.options import read_bias
+from mlxd_shared.domain import requests as r
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_shared.domain.requests import (
-    INT32,
-    SAMPLING_RANGES,
-    KVFormat,
-    LoadSpec,
-    SamplingOptions,
-    Weights,
-    check_range,
-    load_violations,
-    sampling_violations,
-)
 from mlxd_shared.domain.units import parse_bytes, parse_duration
 
 _KEYS = {
@@ -47,13 +37,13 @@ def folders_of(configuration: Configuration) -> tuple[tuple[str, Path], ...]:
     return tuple(folders.items())
 
 
-def specs_of(configuration: Configuration) -> dict[str, LoadSpec]:
+def specs_of(configuration: Configuration) -> dict[str, r.LoadSpec]:
     """Return what a load of each model begins with.
 
     Raises:
         InvalidRequest: a value is out of range; names the file and the key.
     """
-    specs: dict[str, LoadSpec] = {}
+    specs: dict[str, r.LoadSpec] = {}
     for name, table in configuration.models.items():
         prefix = f'{configuration.path}: {MODELS}."{name}"'
         try:
@@ -61,9 +51,9 @@ def specs_of(configuration: Configuration) -> dict[str, LoadSpec]:
         except ValueError as error:
             raise InvalidRequest.of(f"{prefix}.logit_bias", str(error)) from error
         violations = [
-            *load_violations(spec, prefix=prefix),
-            *sampling_violations(spec.sampling, prefix=prefix),
-            *check_range(f"{prefix}.priority", spec.priority, *INT32),
+            *r.load_violations(spec, prefix=prefix),
+            *r.sampling_violations(spec.sampling, prefix=prefix),
+            *r.check_range(f"{prefix}.priority", spec.priority, *r.INT32),
         ]
         if violations:
             first = violations[0]
@@ -74,18 +64,18 @@ def specs_of(configuration: Configuration) -> dict[str, LoadSpec]:
     return specs
 
 
-def _spec_of(table: Mapping[str, Any]) -> LoadSpec:
+def _spec_of(table: Mapping[str, Any]) -> r.LoadSpec:
     """Return the values of a table, each of its kind already."""
-    drawing = {name: table[name] for name in SAMPLING_RANGES if name in table}
+    drawing = {name: table[name] for name in r.SAMPLING_RANGES if name in table}
     biases = tuple(read_bias(text) for text in table.get("logit_bias", ()))
-    return LoadSpec(
+    return r.LoadSpec(
         context_length=table.get("context"),
         rows_max=table.get("rows"),
-        weights=Weights(table.get("weights", Weights.AUTO.value)),
-        sampling=SamplingOptions(**drawing, logit_bias=biases),
+        weights=r.Weights(table.get("weights", r.Weights.AUTO.value)),
+        sampling=r.SamplingOptions(**drawing, logit_bias=biases),
         keep_alive_s=parse_duration(table["keep_alive"]) if "keep_alive" in table else None,
         pinned=table.get("pin"),
         priority=table.get("priority"),
-        kv_format=KVFormat(table["kv_format"]) if "kv_format" in table else None,
+        kv_format=r.KVFormat(table["kv_format"]) if "kv_format" in table else None,
         prefix_cache_nbytes=parse_bytes(table["prefix_cache"]) if "prefix_cache" in table else None,
     )

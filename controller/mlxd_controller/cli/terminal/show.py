@@ -19,14 +19,16 @@ from contextlib import suppress
 import typer
 
 from mlxd.answers import PositionLogprobs, TokenLogprob
-from mlxd.messages import FitReport, Model, ModelState, WorkerStatus
+from mlxd.messages import FitReport, Model, WorkerStatus
 from mlxd_controller.cli.terminal.tables import lay_out
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_shared.domain.units import format_bytes, format_duration
 from mlxd_shared.ops.terminal import escape
 
 DIGEST_CHARS = 12
 _CLEAR = "\x1b[2J\x1b[H"
+_CLEAR_LINE = "\r\x1b[K"
 _OF_EVERY_LINE = frozenset({"component", "incarnation", "timestamp"})
 _HIGH_CONTROLS = re.compile(r"[\x7f-\x9f]")
 _KV_TEXT = {
@@ -70,6 +72,12 @@ def clear_screen() -> None:
         typer.echo(_CLEAR, nl=False)
 
 
+def step(text: str, *, quiet: bool = False) -> None:
+    """Say on a terminal what is at work, in place of what was said before; "" takes it away."""
+    if not quiet and sys.stderr.isatty():
+        typer.echo(f"{_CLEAR_LINE}{text}", nl=False, err=True)
+
+
 def _width() -> int | None:
     """Return how wide a line may be; None where nobody sees it."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
@@ -80,6 +88,14 @@ def json_line(value: object) -> None:
     text = json.dumps(value, ensure_ascii=False, default=_encode)
     # JSON leaves these as they are, of which one alone begins a sequence that steers a terminal.
     typer.echo(_HIGH_CONTROLS.sub(lambda match: f"\\u{ord(match[0]):04x}", text))
+
+
+def answer(text: str, value: object, *, as_json: bool) -> None:
+    """Print one line: `text` for people, or what it says as JSON for programs."""
+    if as_json:
+        json_line(value)
+    else:
+        typer.echo(text)
 
 
 def _encode(value: object) -> object:

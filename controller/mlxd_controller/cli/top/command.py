@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,16 +21,17 @@ from mlxd import Client
 from mlxd.messages import Model, Status
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, is_unreachable, usage_error
+from mlxd_controller.cli.outcome import is_unreachable, usage_error
 from mlxd_controller.cli.security import Server
-from mlxd_controller.cli.terminal.ending import end_by
+from mlxd_controller.cli.terminal.ending import ENDING_SIGNALS, end_by
 from mlxd_controller.cli.top.choices import Action, Choices, order, press, split_keys
 from mlxd_controller.cli.top.figures import Looks, View, view_of
 from mlxd_controller.cli.top.frame import ASCII, Blocks, Place, draw
-from mlxd_controller.cli.top.keyboard import full_screen, keys_at_once, signals
+from mlxd_controller.cli.top.keyboard import full_screen, keys_at_once
 from mlxd_shared import config
 from mlxd_shared.domain import errors as e
 from mlxd_shared.domain.units import FOREVER_S
+from mlxd_shared.ops.signals import handling
 from mlxd_shared.wire.status import RemoteError
 
 _SHUT_OUT = frozenset({grpc.StatusCode.UNAUTHENTICATED, grpc.StatusCode.PERMISSION_DENIED})
@@ -84,9 +86,7 @@ class Board:
 
 
 @ask_server
-async def top(
-    *, interval: o.ShownEvery = config.WATCH_INTERVAL_DEFAULT_S, where: Server
-) -> ExitCode:
+async def top(*, interval: o.ShownEvery = config.WATCH_INTERVAL_DEFAULT_S, where: Server) -> None:
     """Show models, streams, speeds and memory, live. Keys: q, s, u, up and down."""
     if not (sys.stdin.isatty() and sys.stdout.isatty()):
         usage_error("mlxd top needs a terminal; `mlxd status --watch` and `mlxd ps` do not")
@@ -106,7 +106,6 @@ async def top(
         end_by(board.signal)
     for problem in ended:
         raise problem
-    return ExitCode.OK
 
 
 async def _show(board: Board) -> None:
@@ -114,7 +113,8 @@ async def _show(board: Board) -> None:
     console = Console(highlight=False, markup=False, emoji=False)
     blocks = Blocks() if (console.encoding or "").startswith("utf") else ASCII
     with (
-        signals(on_resize=board.changed.set, on_end=board.end),
+        handling(lambda _: board.changed.set(), signal.SIGWINCH),
+        handling(board.end, *ENDING_SIGNALS),
         keys_at_once(board.take_keys, board.end),
         full_screen(console) as show,
     ):

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from mlxd.messages import DeviceStatus, Model, ModelState, Status, WorkerStatus
-from mlxd_shared.domain.figures import MemoryAccount
+from mlxd.messages import DeviceStatus, Model, Status, WorkerStatus
+from mlxd_shared.domain.figures import MemoryAccount, ModelState
 
 SPEED_SPAN_S = 3.0
 """Tokens a second are those of so long; shorter would jump with each message of a stream."""

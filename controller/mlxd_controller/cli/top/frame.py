@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from rich.cells import cell_len
 from rich.text import Text
 
-from mlxd.messages import DeviceStatus, ModelState
+from mlxd.messages import DeviceStatus
 from mlxd_controller.cli.terminal.tables import GAP, lay_out, shorten
 from mlxd_controller.cli.top.choices import Choices, chosen_name, order
 from mlxd_controller.cli.top.figures import ModelLine, View
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.units import format_bytes, format_duration
 from mlxd_shared.ops.terminal import escape_line
 

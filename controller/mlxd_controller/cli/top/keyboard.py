@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import signal
 import sys
 import termios
 import tty
@@ -19,8 +18,6 @@ from contextlib import contextmanager
 from rich.console import Console, Group
 from rich.live import Live
 from rich.text import Text
-
-from mlxd_controller.cli.terminal.ending import ENDING_SIGNALS
 
 READ_BYTES = 1024
 Show = Callable[[list[Text]], None]
@@ -74,17 +71,3 @@ def keys_at_once(on_keys: Callable[[str], None], on_gone: Callable[[], None]) ->
     finally:
         loop.remove_reader(descriptor)
         termios.tcsetattr(descriptor, termios.TCSADRAIN, before)
-
-
-@contextmanager
-def signals(*, on_resize: Callable[[], None], on_end: Callable[[int], None]) -> Iterator[None]:
-    """Call `on_resize` when the terminal has another size, `on_end` with a signal that ends us."""
-    loop = asyncio.get_running_loop()
-    loop.add_signal_handler(signal.SIGWINCH, on_resize)
-    for number in ENDING_SIGNALS:
-        loop.add_signal_handler(number, on_end, number)
-    try:
-        yield
-    finally:
-        for number in (signal.SIGWINCH, *ENDING_SIGNALS):
-            loop.remove_signal_handler(number)

@@ -22,15 +22,8 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from mlxd_controller.core import phases
 from mlxd_controller.core.actions import Shrink
-from mlxd_controller.core.phases import (
-    Draining,
-    Phase,
-    Ready,
-    StopReason,
-    Unloading,
-    lies_ahead,
-)
 from mlxd_controller.core.placement.victims import Short, candidates, choose
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
@@ -68,7 +61,7 @@ def _ask_again(turn: Turn, device: Device) -> None:
 
 def note_shrunk(turn: Turn, model: Model) -> None:
     """Note that the worker of `model` has answered."""
-    if isinstance(model.phase, Ready | Draining):
+    if isinstance(model.phase, phases.Ready | phases.Draining):
         turn.put(replace(model, phase=replace(model.phase, shrink_until_s=None)))
 
 
@@ -80,10 +73,10 @@ def _relieving(state: State, device: Device, now_s: float) -> bool:
     )
 
 
-def _gives_back(phase: Phase, now_s: float) -> bool:
-    if isinstance(phase, Ready | Draining):
-        return lies_ahead(phase.shrink_until_s, now_s)
-    return isinstance(phase, Unloading)
+def _gives_back(phase: phases.Phase, now_s: float) -> bool:
+    if isinstance(phase, phases.Ready | phases.Draining):
+        return phases.lies_ahead(phase.shrink_until_s, now_s)
+    return isinstance(phase, phases.Unloading)
 
 
 def relieve(turn: Turn) -> None:
@@ -105,23 +98,23 @@ def _relieve(turn: Turn, device: Device) -> None:
         _evict(turn, device)
 
 
-def _next_to_shrink(turn: Turn, device: Device) -> tuple[Model, Ready] | None:
+def _next_to_shrink(turn: Turn, device: Device) -> tuple[Model, phases.Ready] | None:
     candidates_here = [
         (model, ready)
         for model, ready in turn.state.ready()
         if turn.state.lives_on(model, device)
-        and not lies_ahead(ready.shrink_again_s, turn.now_s)
+        and not phases.lies_ahead(ready.shrink_again_s, turn.now_s)
         and turn.state.arrays.get(ready.worker, 0) > 0
     ]
     return min(candidates_here, key=_shrink_rank, default=None)
 
 
-def _shrink_rank(candidate: tuple[Model, Ready]) -> tuple[bool, float, str]:
+def _shrink_rank(candidate: tuple[Model, phases.Ready]) -> tuple[bool, float, str]:
     model, ready = candidate
     return (bool(ready.leases), model.last_used_s, model.digest)
 
 
-def _shrink(turn: Turn, model: Model, ready: Ready, device: Device) -> None:
+def _shrink(turn: Turn, model: Model, ready: phases.Ready, device: Device) -> None:
     held_bytes = turn.state.arrays[ready.worker]
     target_bytes = max(0, held_bytes - turn.state.excess_on(device))
     turn.do(Shrink(ready.worker, model.digest, target_bytes))
@@ -135,14 +128,14 @@ def _evict(turn: Turn, device: Device) -> None:
     """Evict the cheapest idle models that are enough; all of them where they are too few."""
     state = turn.state
     idle = [model for model in candidates(state, turn.now_s) if state.lives_on(model, device)]
-    leaving = [model for model in turn.models() if isinstance(model.phase, Draining)]
+    leaving = [model for model in turn.models() if isinstance(model.phase, phases.Draining)]
     excess_bytes = state.excess_on(device) - state.reserved_on(device, leaving)
     if excess_bytes <= 0:
         return
     chosen = choose(state, idle, Short(device, excess_bytes, 0))
     digests = [model.digest for model in idle] if chosen is None else [v.digest for v in chosen]
     for digest in sorted(digests):
-        turn.stop_worker(turn.state.models[digest], StopReason.PRESSURE)
+        turn.stop_worker(turn.state.models[digest], phases.StopReason.PRESSURE)
 
 
 def _again_s(turn: Turn) -> float:

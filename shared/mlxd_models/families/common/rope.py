@@ -10,6 +10,8 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from mlxd_models.families.common.rope_kinds import LongScaling
+
 
 class Scaling(Protocol):
     """How slow rotations are slowed, so that contexts may be longer than those of training."""
@@ -20,9 +22,6 @@ class Scaling(Protocol):
 
     def periods(self, base: float, head_dim: int) -> list[float]:
         """Return each pair's tokens per radian."""
-
-    def within(self, context: int) -> "Scaling":
-        """Return the scaling of a model no row of which is ever longer than `context`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +38,6 @@ class Llama3Scaling:
         """Return each pair's tokens per radian."""
         plain = [base ** (pair / head_dim) for pair in range(0, head_dim, 2)]
         return [period * self.stretch(2 * math.pi * period) for period in plain]
-
-    def within(self, context: int) -> "Llama3Scaling":  # noqa: ARG002 - as any scaling
-        """Return itself: it does not depend on the context."""
-        return self
 
     def stretch(self, wavelength: float) -> float:
         """Return by how much a rotation of this wavelength (in tokens) is slowed."""
@@ -77,6 +72,6 @@ class RopeConfig:
 
     def within(self, context: int) -> "RopeConfig":
         """Return how positions rotate where no row is ever longer than `context`."""
-        if self.scaling is None:
-            return self
-        return replace(self, scaling=self.scaling.within(context))
+        if not isinstance(self.scaling, LongScaling):
+            return self  # no other scaling depends on that
+        return replace(self, scaling=replace(self.scaling, context=context))

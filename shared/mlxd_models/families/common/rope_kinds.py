@@ -1,7 +1,7 @@
 """Scalings of rotations beside Llama 3's: YaRN, and factors of single pairs for long contexts."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 _BLEND_MIN = 0.001
 """How wide a blend is, in pairs, that begins where it ends."""
@@ -44,10 +44,6 @@ class YarnScaling:
         ratio = self.original_context / (turns * 2 * math.pi)
         return head_dim * math.log(ratio) / (2 * math.log(base))
 
-    def within(self, context: int) -> "YarnScaling":  # noqa: ARG002 - as any scaling
-        """Return itself: it does not depend on the context."""
-        return self
-
 
 @dataclass(frozen=True, slots=True)
 class LongScaling:
@@ -67,7 +63,3 @@ class LongScaling:
         factors = self.long if self.context > self.original_context else self.short
         assert len(factors) == head_dim // 2, "a parsed config has one for each pair"
         return [factor * base ** (2 * pair / head_dim) for pair, factor in enumerate(factors)]
-
-    def within(self, context: int) -> "LongScaling":
-        """Return the same where no row is ever longer than `context`."""
-        return replace(self, context=context)

@@ -16,11 +16,10 @@ from mlxd_models.families.common.decoder import (
     layer_specs,
     llama_tensors,
 )
-from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.family import Family, Footprint, llama_footprint
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.hybrid.config import DeltaConfig, HybridConfig
-from mlxd_models.sizes.cache_sizes import CONVOLVED_VALUES, CacheSizes
-from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.cache_sizes import CONVOLVED_VALUES
 
 DELTA = "linear_attn."
 """Where a layer's gated delta tensors are, within the layer."""
@@ -46,21 +45,18 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
     """Return the sizes that the fit needs besides the weights."""
     decoder, delta = config.decoder, config.delta
     joined = 2 * (decoder.heads + decoder.kv_heads) * decoder.head_dim
-    return Footprint(
-        context_max=decoder.context_max,
-        caches=CacheSizes(
+    plain = llama_footprint(decoder)
+    return replace(
+        plain,
+        caches=replace(
+            plain.caches,
             kv_values_per_token=2 * decoder.kv_heads * decoder.head_dim * sum(config.full),
-            kv_heads=decoder.kv_heads,
-            head_dim=decoder.head_dim,
             recurrent_values_per_row=delta.state_values * config.full.count(False),
             recurrent_layers=config.full.count(False),
         ),
-        passes=PassSizes(
-            hidden=decoder.hidden,
+        passes=replace(
+            plain.passes,
             projected=max(joined, delta.projected),
-            mlp=decoder.feed_width,
-            heads=decoder.heads,
-            vocab=decoder.vocab,
             recurrent=CONVOLVED_VALUES * delta.mixed,
         ),
     )

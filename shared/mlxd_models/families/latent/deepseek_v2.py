@@ -5,21 +5,14 @@ from dataclasses import replace
 from typing import Any, Final
 
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.latent.config import (
-    LatentConfig,
-    first_layers_dense,
-    parse_experts,
-    parse_groups,
-    parse_latent,
-    with_experts,
-)
+from mlxd_models.families.latent import config as latent
 from mlxd_models.families.latent.tensors import latent_family
 
 _GREEDY: Final = "greedy"
 _BY_GROUP: Final = "group_limited_greedy"
 
 
-def parse_deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
+def parse_deepseek_v2(config: Mapping[str, Any]) -> latent.LatentConfig:
     """Return the config of a `DeepseekV2ForCausalLM`."""
     fields = Fields(config)
     fields.demand("norm_topk_prob", only=False)
@@ -29,12 +22,12 @@ def parse_deepseek_v2(config: Mapping[str, Any]) -> LatentConfig:
     if method not in (_GREEDY, _BY_GROUP):
         problem = f"{method!r} is not supported; {_GREEDY!r} and {_BY_GROUP!r} are"
         raise fields.error("topk_method", problem)
-    parsed = parse_latent(fields)
-    sparse = first_layers_dense(fields, layers=parsed.decoder.layers, default=0)
-    experts = parse_experts(fields, sparse=sparse, normalised=False)
-    groups = parse_groups(fields, experts, best=1) if method == _BY_GROUP else None
+    parsed = latent.parse_latent(fields)
+    sparse = latent.first_layers_dense(fields, layers=parsed.decoder.layers, default=0)
+    experts = latent.parse_experts(fields, sparse=sparse, normalised=False)
+    groups = latent.parse_groups(fields, experts, best=1) if method == _BY_GROUP else None
     scaling = fields.positive("routed_scaling_factor", default=1.0)
-    return with_experts(parsed, replace(experts, groups=groups, scaling=scaling))
+    return latent.with_experts(parsed, replace(experts, groups=groups, scaling=scaling))
 
 
 DEEPSEEK_V2: Final = latent_family(parse_deepseek_v2, "deepseek_v2")

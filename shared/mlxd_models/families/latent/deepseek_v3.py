@@ -6,28 +6,21 @@ from typing import Any, Final
 
 from mlxd_models.families.common.experts import ExpertsConfig, Scoring
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.latent.config import (
-    LatentConfig,
-    first_layers_dense,
-    parse_experts,
-    parse_groups,
-    parse_latent,
-    with_experts,
-)
+from mlxd_models.families.latent import config as latent
 from mlxd_models.families.latent.tensors import latent_family
 
 BEST_OF_GROUP: Final = 2
 
 
-def parse_deepseek_v3(config: Mapping[str, Any]) -> LatentConfig:
+def parse_deepseek_v3(config: Mapping[str, Any]) -> latent.LatentConfig:
     """Return the config of a `DeepseekV3ForCausalLM`."""
     fields = Fields(config)
     for key in ("n_group", "topk_group", "routed_scaling_factor"):
         if not fields.has(key):
             raise fields.error(key, "missing")
-    parsed = parse_latent(fields)
-    sparse = first_layers_dense(fields, layers=parsed.decoder.layers, default=None)
-    return with_experts(parsed, parse_corrected(fields, sparse=sparse))
+    parsed = latent.parse_latent(fields)
+    sparse = latent.first_layers_dense(fields, layers=parsed.decoder.layers, default=None)
+    return latent.with_experts(parsed, parse_corrected(fields, sparse=sparse))
 
 
 def parse_corrected(fields: Fields, *, sparse: tuple[bool, ...]) -> ExpertsConfig:
@@ -36,12 +29,12 @@ def parse_corrected(fields: Fields, *, sparse: tuple[bool, ...]) -> ExpertsConfi
         if fields.has(key):
             fields.demand(key, only)
     normalised = fields.flag("norm_topk_prob", default=True)
-    experts = parse_experts(fields, sparse=sparse, normalised=normalised)
+    experts = latent.parse_experts(fields, sparse=sparse, normalised=normalised)
     return replace(
         experts,
         scoring=Scoring.SIGMOID,
         corrected=True,
-        groups=parse_groups(fields, experts, best=BEST_OF_GROUP),
+        groups=latent.parse_groups(fields, experts, best=BEST_OF_GROUP),
         scaling=fields.positive("routed_scaling_factor"),
     )
 

@@ -4,12 +4,7 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.latent.config import (
-    LatentConfig,
-    first_layers_dense,
-    parse_latent,
-    with_experts,
-)
+from mlxd_models.families.latent import config as latent
 from mlxd_models.families.latent.deepseek_v3 import parse_corrected
 from mlxd_models.families.latent.tensors import latent_family
 
@@ -23,7 +18,7 @@ _LAYERS: Final = "mlp_layer_types"
 _DENSE_FIRST: Final = "first_k_dense_replace"
 
 
-def parse_glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
+def parse_glm4_moe_lite(config: Mapping[str, Any]) -> latent.LatentConfig:
     """Return the config of a `Glm4MoeLiteForCausalLM`."""
     stated = {key: value for key, value in config.items() if value is not None}
     fields = Fields({**config, **_DEFAULTS, **stated})
@@ -31,14 +26,14 @@ def parse_glm4_moe_lite(config: Mapping[str, Any]) -> LatentConfig:
     theta = nested.get("rope_theta") if isinstance(nested, Mapping) else None
     if theta is None and not fields.has("rope_theta"):
         raise fields.error("rope_theta", "missing")
-    parsed = parse_latent(fields)
+    parsed = latent.parse_latent(fields)
     sparse = _sparse_layers(fields, layers=parsed.decoder.layers)
-    return with_experts(parsed, parse_corrected(fields, sparse=sparse))
+    return latent.with_experts(parsed, parse_corrected(fields, sparse=sparse))
 
 
 def _sparse_layers(fields: Fields, *, layers: int) -> tuple[bool, ...]:
     """Return which layers have experts: those named, or all but the first ones."""
-    by_rule = first_layers_dense(fields, layers=layers, default=1)
+    by_rule = latent.first_layers_dense(fields, layers=layers, default=1)
     named = fields.layers_of(_LAYERS, ("sparse", "dense"), layers)
     if named is not None and fields.has(_DENSE_FIRST) and named != by_rule:
         raise fields.error(_LAYERS, f"contradicts {_DENSE_FIRST}")

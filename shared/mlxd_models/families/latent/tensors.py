@@ -17,11 +17,10 @@ from mlxd_models.families.common.decoder import (
     llama_tensors,
     table_spec,
 )
-from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.family import Family, Footprint, llama_footprint
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs, weight_spec
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.sizes.cache_sizes import CacheSizes
-from mlxd_models.sizes.pass_sizes import PassSizes
 
 QUERY: Final = "self_attn.q_proj"
 QUERY_DOWN: Final = "self_attn.q_a_proj"
@@ -53,23 +52,18 @@ def latent_tensors(config: LatentConfig) -> tuple[TensorSpec, ...]:
 def latent_footprint(config: LatentConfig) -> Footprint:
     """Return the sizes that the fit needs besides the weights."""
     decoder = config.decoder
-    return Footprint(
-        context_max=decoder.context_max,
+    plain = llama_footprint(decoder)
+    return replace(
+        plain,
         caches=CacheSizes(
             kv_values_per_token=config.entry_dim * decoder.layers,
             kv_heads=1,
             head_dim=config.entry_dim,
             latent=True,
         ),
-        passes=PassSizes(
-            hidden=decoder.hidden,
-            # Queries become as wide as entries, and read latents; they are there once more with
-            # their scale, and so is what they read, in order.
-            projected=decoder.heads * config.entry_dim,
-            mlp=decoder.feed_width,
-            heads=decoder.heads,
-            vocab=decoder.vocab,
-        ),
+        # Queries become as wide as entries, and read latents; they are there once more with their
+        # scale, and so is what they read, in order.
+        passes=replace(plain.passes, projected=decoder.heads * config.entry_dim),
     )
 
 

@@ -10,7 +10,6 @@ import typer
 from structlog.testing import capture_logs
 
 from mlxd import Client
-from mlxd.messages import ModelState
 from mlxd_controller.cli import options
 from mlxd_controller.cli.configuration.environment import (
     KEEP_ALIVE_VARIABLE,
@@ -19,6 +18,7 @@ from mlxd_controller.cli.configuration.environment import (
     load_timeout_s,
 )
 from mlxd_shared import config
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.wire.records import duration_from_pb, duration_to_pb
 from tests.support.served import serve
 

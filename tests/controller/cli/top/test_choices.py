@@ -6,7 +6,6 @@ from dataclasses import replace
 
 import pytest
 
-from mlxd.messages import ModelState
 from mlxd_controller.cli.top.choices import (
     Action,
     Choices,
@@ -17,6 +16,7 @@ from mlxd_controller.cli.top.choices import (
     split_keys,
 )
 from mlxd_controller.cli.top.figures import ModelLine
+from mlxd_shared.domain.figures import ModelState
 
 NAMES = ("a", "b", "c")
 LINE = ModelLine("a", ModelState.READY, None, 1.0, 0, 0, None, 5, "cpu")

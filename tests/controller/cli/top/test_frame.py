@@ -7,11 +7,11 @@ import itertools
 import pytest
 from rich.cells import cell_len
 
-from mlxd.messages import Model, ModelState, Status
+from mlxd.messages import Model, Status
 from mlxd_controller.cli.top.choices import Choices
 from mlxd_controller.cli.top.figures import ModelLine, View, view_of
 from mlxd_controller.cli.top.frame import ASCII, SIZE_MIN, Blocks, Place, bar, draw
-from mlxd_shared.domain.figures import MemoryAccount
+from mlxd_shared.domain.figures import MemoryAccount, ModelState
 from mlxd_shared.wire.records import read
 from tests.fakes import replies
 

@@ -29,7 +29,7 @@ from mlxd_shared.blocks.policy import (
     patience_s,
     read_s,
 )
-from mlxd_shared.domain.figures import PrefixDiskFigures
+from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.disk.cutting import cut, tensors_of

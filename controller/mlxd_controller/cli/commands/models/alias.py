@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Coroutine
 from dataclasses import replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
-from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, is_unreachable, usage_error
+from mlxd_controller.cli.grouping import Work, ask_server
+from mlxd_controller.cli.outcome import is_unreachable, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.stores import Stores, models_dir_of
 from mlxd_controller.cli.terminal import show
@@ -52,7 +51,7 @@ def alias(
     models_dir: ModelsDir = None,
     as_json: o.Json = False,
     where: Server,
-) -> Coroutine[Any, Any, ExitCode]:
+) -> Work:
     """Give a model another name, or list or remove aliases. Running servers see them at once.
 
     The model is looked for in the stores, and at the server if one answers.
@@ -67,7 +66,7 @@ def alias(
     if not (listing or removing or setting):
         usage_error("give ALIAS MODEL, or --remove ALIAS, or nothing to list them")
 
-    async def change() -> ExitCode:
+    async def change() -> None:
         if alias is None:
             _list(folder, as_json=as_json)
         elif model is None:
@@ -77,7 +76,6 @@ def alias(
                 places = replace(Stores().places(os.environ), models_dir=folder)
                 await _check_is_there(model, places, where)
             set_alias(folder, alias, model)
-        return ExitCode.OK
 
     return change()
 

@@ -55,12 +55,12 @@ cache = typer.Typer(
 @ask_server
 async def list_(
     *, prefix_disk_folder: Folder = None, as_json: o.Json = False, where: Server
-) -> ExitCode:
+) -> None:
     """List what is kept on disk, by model."""
     store = await _read(where, prefix_disk_folder)
     if as_json:
         show.json_line(store)
-        return ExitCode.OK
+        return
     rows = [
         [
             one.model or "-",
@@ -74,22 +74,18 @@ async def list_(
         for one in store.folders
     ]
     show.table(("model", "digest", "weights", *NUMBERS, "last used"), rows, right=NUMBERS)
-    return ExitCode.OK
 
 
 @cache.command()
 @ask_server
 async def size(
     *, prefix_disk_folder: Folder = None, as_json: o.Json = False, where: Server
-) -> ExitCode:
+) -> None:
     """Say how much is kept on disk, and how much may be."""
     store = await _read(where, prefix_disk_folder)
-    if as_json:
-        show.json_line({"nbytes": store.nbytes, "budget_nbytes": store.budget_nbytes or None})
-        return ExitCode.OK
     budget = f" of {format_bytes(store.budget_nbytes)}" if store.budget_nbytes else ""
-    typer.echo(f"{format_bytes(store.nbytes)}{budget} in {store.path}")
-    return ExitCode.OK
+    value = {"nbytes": store.nbytes, "budget_nbytes": store.budget_nbytes or None}
+    show.answer(f"{format_bytes(store.nbytes)}{budget} in {store.path}", value, as_json=as_json)
 
 
 @cache.command()
@@ -100,7 +96,7 @@ async def drop(
     prefix_disk_folder: Folder = None,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> None:
     """Remove what is kept on disk of a model's prompts, or of all."""
     async with _serving(where, prefix_disk_folder) as client:
         if client is None:
@@ -109,11 +105,8 @@ async def drop(
             dropped = await client.prefixes.drop_all()
         else:
             dropped = await client.prefixes.drop(model)
-    if as_json:
-        show.json_line(dropped)
-    else:
-        typer.echo(f"{dropped.blocks} files removed, {format_bytes(dropped.nbytes)}")
-    return ExitCode.OK
+    text = f"{dropped.blocks} files removed, {format_bytes(dropped.nbytes)}"
+    show.answer(text, dropped, as_json=as_json)
 
 
 @cache.command()
@@ -129,17 +122,14 @@ async def verify(
             async with client.prefixes.verify() as checks:
                 findings = [one async for one in checks]
     for one in findings:
-        if as_json:
-            show.json_line(one)
-        else:
-            _tell(one)
+        show.answer(_describe(one), one, as_json=as_json)
     return ExitCode.ERROR if any(one.removed or one.unread for one in findings) else ExitCode.OK
 
 
-def _tell(one: VerifiedPrefixes) -> None:
+def _describe(one: VerifiedPrefixes) -> str:
     bad = [f"{one.removed} damaged and removed"] if one.removed else []
     bad += [f"{one.unread} unreadable"] if one.unread else []
-    typer.echo(f"{one.model or one.form}: {', '.join([f'{one.sound} sound', *bad])}")
+    return f"{one.model or one.form}: {', '.join([f'{one.sound} sound', *bad])}"
 
 
 @contextlib.asynccontextmanager

@@ -15,11 +15,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
-from mlxd.messages import Model, ModelState
+from mlxd.messages import Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show as out
 from mlxd_models.describe import Description, describe
@@ -28,6 +27,7 @@ from mlxd_models.files.model_source import files_of
 from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared.config import MODEL_CARD_BYTES_READ
 from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.units import format_bytes
 from mlxd_shared.security.net import parse_address
 
@@ -52,7 +52,7 @@ async def show(
     output: o.Output = None,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> None:
     """Show a model: parameters, form, context, template, licence, digest, path, and defaults."""
     async with where.client() as client:
         known = await client.model(model)
@@ -63,7 +63,6 @@ async def show(
         out.json_line(asdict(known) | {"files": None if facts is None else asdict(facts)})
     else:
         out.fields(list(_lines(known, facts)))
-    return ExitCode.OK
 
 
 def read_facts(path: Path, digest: str) -> FileFacts | None:

@@ -9,18 +9,15 @@ from typing import Annotated, TypeAlias
 
 import typer
 
-from mlxd.messages import Model, ModelState
+from mlxd.messages import Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, complain, usage_error
+from mlxd_controller.cli.outcome import complain, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
-from mlxd_shared.config import (
-    UNLOAD_GRACE_DEFAULT_S,
-    WATCH_INTERVAL_DEFAULT_S,
-    WATCH_INTERVAL_MIN_S,
-)
+from mlxd_shared import config
+from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.domain.units import FOREVER_S, format_bytes
 
 Columns: TypeAlias = Mapping[str, Callable[[Model], str]]
@@ -40,13 +37,15 @@ SPARE = (
 """What a terminal has no room for goes in this order; --json has all of it."""
 Grace = Annotated[
     float | None,
-    o.duration_option(f"How long streams may continue.  [default: {UNLOAD_GRACE_DEFAULT_S:.0f}s]"),
+    o.duration_option(
+        f"How long streams may continue.  [default: {config.UNLOAD_GRACE_DEFAULT_S:.0f}s]"
+    ),
 ]
 Force = Annotated[bool, typer.Option("--force", help="End streams in progress at once.")]
 
 
 @ask_server
-async def models(*, output: o.Output = None, as_json: o.Json = False, where: Server) -> ExitCode:
+async def models(*, output: o.Output = None, as_json: o.Json = False, where: Server) -> None:
     """List the models that the server knows."""
     columns: Columns = {
         "name": lambda model: ", ".join((model.name, *model.aliases)),
@@ -60,7 +59,6 @@ async def models(*, output: o.Output = None, as_json: o.Json = False, where: Ser
     }
     async with where.client() as client:
         _list(await client.models(), columns, output="json" if as_json else output)
-    return ExitCode.OK
 
 
 @ask_server
@@ -68,13 +66,13 @@ async def ps(
     *,
     output: o.Output = None,
     watch: o.Watch = False,
-    interval: o.Interval = WATCH_INTERVAL_DEFAULT_S,
+    interval: o.Interval = config.WATCH_INTERVAL_DEFAULT_S,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> None:
     """List the models that are loaded, loading or unloading."""
-    if not WATCH_INTERVAL_MIN_S <= interval < FOREVER_S:
-        usage_error(f"--interval: at least {WATCH_INTERVAL_MIN_S}s, and not for ever")
+    if not config.WATCH_INTERVAL_MIN_S <= interval < FOREVER_S:
+        usage_error(f"--interval: at least {config.WATCH_INTERVAL_MIN_S}s, and not for ever")
     form = "json" if as_json else output
     async with where.client() as client:
         while True:
@@ -83,7 +81,7 @@ async def ps(
                 show.clear_screen()
             _list_loaded(known, form)
             if not watch:
-                return ExitCode.OK
+                return
             await asyncio.sleep(interval)
 
 
@@ -125,17 +123,14 @@ async def unload(
     force: Force = False,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> None:
     """Unload a model; succeeds if it is not loaded."""
     async with where.client() as client:
         unloaded = await client.unload(model, grace_s=grace, force=force)
-    if as_json:
-        show.json_line(unloaded)
-        return ExitCode.OK
     ended = unloaded.streams_aborted
     streams = f"; {ended} stream{'s' if ended != 1 else ''} ended" if ended else ""
-    typer.echo(f"{unloaded.model.name} is {show.state(unloaded.model)}{streams}")
-    return ExitCode.OK
+    text = f"{unloaded.model.name} is {show.state(unloaded.model)}{streams}"
+    show.answer(text, unloaded, as_json=as_json)
 
 
 @ask_server
@@ -144,12 +139,9 @@ async def forget(
     *,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> None:
     """Remove a name that loading a folder created. The files stay."""
     async with where.client() as client:
         left = await client.forget(name)
-    if as_json:
-        show.json_line({"name": name, "names": left})
-        return ExitCode.OK
-    typer.echo(f"{name} is forgotten" + (f"; also known as {', '.join(left)}" if left else ""))
-    return ExitCode.OK
+    text = f"{name} is forgotten" + (f"; also known as {', '.join(left)}" if left else "")
+    show.answer(text, {"name": name, "names": left}, as_json=as_json)

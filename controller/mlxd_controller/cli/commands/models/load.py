@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from mlxd.messages import Absence, FitReport, Model
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
-from mlxd_controller.cli.grouping import ask_or_start_server, ask_server
+from mlxd_controller.cli.grouping import Work, ask_or_start_server, ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, model_argument
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
@@ -97,7 +96,7 @@ def load(
     sampling: o.Sampling,
     as_json: o.Json = False,
     where: Server,
-) -> Coroutine[Any, Any, ExitCode]:
+) -> Work:
     """Load a model and show its progress. Sampling options become the model's defaults."""
     spec = replace(
         form.spec(),
@@ -109,7 +108,7 @@ def load(
     return _load(where, model, name, spec, as_json=as_json)
 
 
-async def _load(where: Server, model: str, name: str, spec: LoadSpec, *, as_json: bool) -> ExitCode:
+async def _load(where: Server, model: str, name: str, spec: LoadSpec, *, as_json: bool) -> None:
     loaded: Model | None = None
     async with where.client() as client:
         try:
@@ -129,7 +128,6 @@ async def _load(where: Server, model: str, name: str, spec: LoadSpec, *, as_json
             f" on {loaded.device}, context {loaded.context_length}, {loaded.rows_max} rows,"
             f" {show.form(loaded)}"
         )
-    return ExitCode.OK
 
 
 @ask_server

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
-from typing import Annotated, Any
+from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.prompts.generate import ModelName
-from mlxd_controller.cli.grouping import ask_or_start_server
-from mlxd_controller.cli.outcome import ExitCode, read_lines
+from mlxd_controller.cli.grouping import Work, ask_or_start_server
+from mlxd_controller.cli.outcome import read_lines
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import EMBED_TEXTS_MAX
@@ -50,11 +50,11 @@ def embed(
     normalize: Normalize = None,
     as_json: o.Json = False,
     where: Server,
-) -> Coroutine[Any, Any, ExitCode]:
+) -> Work:
     """Print one vector per line, one for each text; loads the model if necessary."""
     texts = text or read_lines("no text")  # before the event loop, which Ctrl-C cancels and no more
 
-    async def ask() -> ExitCode:
+    async def ask() -> None:
         async with where.client() as client:
             for begin in range(0, len(texts), EMBED_TEXTS_MAX):
                 vectors = await client.embed(
@@ -66,14 +66,10 @@ def embed(
                 )
                 for vector in vectors:
                     _print(vector, as_json=as_json)
-        return ExitCode.OK
 
     return ask()
 
 
 def _print(vector: Sequence[float], *, as_json: bool) -> None:
     shortest = [f"{value:.9g}" for value in vector]  # what tells floats of 32 bits apart
-    if as_json:
-        show.json_line([float(text) for text in shortest])
-    else:
-        typer.echo(" ".join(shortest))
+    show.answer(" ".join(shortest), [float(text) for text in shortest], as_json=as_json)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.prompts import formats as f
 from mlxd_controller.cli.commands.prompts.printing import ChoicePrinter
 from mlxd_controller.cli.completion import named_model
-from mlxd_controller.cli.grouping import ask_or_start_server
+from mlxd_controller.cli.grouping import Work, ask_or_start_server
 from mlxd_controller.cli.outcome import ExitCode, complain, read_piped, say, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
@@ -121,7 +121,7 @@ def generate(
     stats: Stats = False,
     as_json: o.Json = False,
     where: Server,
-) -> Coroutine[Any, Any, ExitCode]:
+) -> Work:
     """Stream a completion. --json prints one object per message."""
     values, chosen, text = sampling.values(), form.choose(), _prompt(prompt)
 
@@ -251,17 +251,13 @@ def tokenize(
     ] = True,
     as_json: o.Json = False,
     where: Server,
-) -> Coroutine[Any, Any, ExitCode]:
+) -> Work:
     """Print the token ids of a text."""
     whole = _prompt(text)
 
-    async def ask() -> ExitCode:
+    async def ask() -> None:
         async with where.client() as client:
             token_ids = await client.tokenize(whole, model=model, add_special_tokens=special)
-        if as_json:
-            show.json_line(token_ids)
-        else:
-            typer.echo(" ".join(map(str, token_ids)))
-        return ExitCode.OK
+        show.answer(" ".join(map(str, token_ids)), token_ids, as_json=as_json)
 
     return ask()

@@ -21,6 +21,7 @@ import typer
 
 from mlxd import Client
 from mlxd_controller.cli import options as o
+from mlxd_controller.cli import outcome
 from mlxd_controller.cli.chat import slash
 from mlxd_controller.cli.chat.answering import Answerer, answer_once
 from mlxd_controller.cli.chat.editor import Editor, Interrupted, open_lines
@@ -31,16 +32,6 @@ from mlxd_controller.cli.commands.prompts.generate import MaxTokens, Stats
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.configuration.values import LEFT_OUT
 from mlxd_controller.cli.grouping import Session, Work, ask_or_start_server
-from mlxd_controller.cli.outcome import (
-    ExitCode,
-    complain,
-    describe,
-    model_argument,
-    read_piped,
-    report,
-    say,
-    usage_error,
-)
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.state import state_folder
 from mlxd_controller.cli.terminal.progress import ByteBar
@@ -103,7 +94,9 @@ class Chatting:
         for item in self.variable or []:
             name, equals, value = item.partition("=")
             if not equals or not name:
-                usage_error(f"--set: {item!r} is not NAME=VALUE, for example enable_thinking=false")
+                outcome.usage_error(
+                    f"--set: {item!r} is not NAME=VALUE, for example enable_thinking=false"
+                )
             variables[name] = read_variable(name, value)
         return variables
 
@@ -112,7 +105,7 @@ class Chatting:
         try:
             return () if self.tools is None else read_tools(self.tools)
         except ToolsNotUsable as error:
-            usage_error(f"--tools: {error}")
+            outcome.usage_error(f"--tools: {error}")
 
 
 @ask_or_start_server
@@ -129,7 +122,7 @@ def run(
 ) -> Work | Session:
     """Load a model if necessary and chat with it, or answer one PROMPT."""
     talk = Talk(
-        model=model_argument(model),
+        model=outcome.model_argument(model),
         sampling=sampling.values(),
         max_tokens=max_tokens,
         keep_alive_s=keep_alive,
@@ -148,14 +141,16 @@ def _one_message(argument: str | None) -> str | None:
     """Return the one message to answer; None for a chat."""
     if sys.stdin.isatty():
         return argument
-    behind = read_piped().removesuffix("\n")
+    behind = outcome.read_piped().removesuffix("\n")
     text = "\n\n".join(part for part in (argument, behind) if part)
     if not text:
-        usage_error("no prompt: give it as an argument, pipe it in, or run this on a terminal")
+        outcome.usage_error(
+            "no prompt: give it as an argument, pipe it in, or run this on a terminal"
+        )
     return text
 
 
-async def _answer_once(where: Server, talk: Talk, text: str) -> ExitCode:
+async def _answer_once(where: Server, talk: Talk, text: str) -> outcome.ExitCode:
     async with where.client() as client:
         try:
             await _load(client, talk)
@@ -175,7 +170,7 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
     try:
         client = where.client()
     except MlxdError as error:
-        raise typer.Exit(report(error, where.address, where.flags)) from error
+        raise typer.Exit(outcome.report(error, where.address, where.flags)) from error
     with asyncio.Runner() as runner:
         try:
             runner.run(client.__aenter__())
@@ -188,11 +183,11 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
                 again=lambda: _answer_next(answerer.answer_again, where.flags),
                 command=lambda text: _perform(text, talk),
             )
-            code = ExitCode.OK
+            code = outcome.ExitCode.OK
         except (Interrupted, KeyboardInterrupt):
-            code = ExitCode.INTERRUPTED
+            code = outcome.ExitCode.INTERRUPTED
         except MlxdError as error:
-            code = report(error, where.address, where.flags)
+            code = outcome.report(error, where.address, where.flags)
         finally:
             runner.run(client.aclose())
     raise typer.Exit(code)
@@ -205,7 +200,7 @@ def _load_or_pull(runner: asyncio.Runner, client: Client, talk: Talk, where: Ser
         if not offer_pull(error, where):
             raise
         runner.run(_load(client, talk))
-    say(f"{talk.model} is ready. /? shows help.")
+    outcome.say(f"{talk.model} is ready. /? shows help.")
 
 
 def converse(
@@ -244,10 +239,10 @@ def _perform(text: str, talk: Talk) -> slash.After:
     try:
         done = slash.perform(text, talk, state_folder(os.environ) / "chats")
     except slash.Refused as error:
-        complain(str(error))
+        outcome.complain(str(error))
         return slash.After.PROMPT
     if done.words:
-        say(done.words)
+        outcome.say(done.words)
     return done.after
 
 
@@ -256,9 +251,9 @@ def _answer_next(answer: Callable[[], None], flags: Mapping[str, str]) -> None:
     try:
         answer()
     except (KeyboardInterrupt, Interrupted):
-        complain("stopped")
+        outcome.complain("stopped")
     except MlxdError as error:
-        complain(describe(error, flags))
+        outcome.complain(outcome.describe(error, flags))
 
 
 async def _load(client: Client, talk: Talk) -> None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine
-from typing import Annotated, Any
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.commands.prompts.generate import ModelName
-from mlxd_controller.cli.grouping import ask_or_start_server
-from mlxd_controller.cli.outcome import ExitCode, read_lines, usage_error
+from mlxd_controller.cli.grouping import Work, ask_or_start_server
+from mlxd_controller.cli.outcome import read_lines, usage_error
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import SCORE_CONTINUATIONS_MAX
@@ -52,7 +52,7 @@ def score(
     instruction: Instruction = "",
     as_json: o.Json = False,
     where: Server,
-) -> Coroutine[Any, Any, ExitCode]:
+) -> Work:
     """Print log-probability, tokens and text of each continuation; loads the model if necessary.
 
     A star marks those that greedy decoding would give.
@@ -62,7 +62,7 @@ def score(
     reranking = None if query is None else Reranking(query, instruction)
     continuations = continuation or read_lines("no continuation")
 
-    async def ask() -> ExitCode:
+    async def ask() -> None:
         async with where.client() as client:
             for begin in range(0, len(continuations), SCORE_CONTINUATIONS_MAX):
                 some = continuations[begin : begin + SCORE_CONTINUATIONS_MAX]
@@ -74,21 +74,11 @@ def score(
                 )
                 for each, scored in zip(some, scores, strict=True):
                     _print(each, scored, as_json=as_json)
-        return ExitCode.OK
 
     return ask()
 
 
 def _print(continuation: str, scored: Score, *, as_json: bool) -> None:
-    if as_json:
-        show.json_line(
-            {
-                "continuation": continuation,
-                "logprob": scored.logprob,
-                "tokens": scored.tokens,
-                "is_greedy": scored.is_greedy,
-            }
-        )
-    else:
-        star = "*" if scored.is_greedy else " "
-        typer.echo(f"{scored.logprob:10.4f} {scored.tokens:5} {star} {continuation!r}")
+    star = "*" if scored.is_greedy else " "
+    text = f"{scored.logprob:10.4f} {scored.tokens:5} {star} {continuation!r}"
+    show.answer(text, {"continuation": continuation} | asdict(scored), as_json=as_json)

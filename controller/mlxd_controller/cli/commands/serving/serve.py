@@ -24,7 +24,7 @@ from mlxd_controller.cli.configuration.loads import folders_of, specs_of
 from mlxd_controller.cli.configuration.reading import Configuration
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Http
-from mlxd_controller.cli.outcome import ExitCode, run, usage_error
+from mlxd_controller.cli.outcome import run, usage_error
 from mlxd_controller.cli.security import Attached, Listener, named_workers
 from mlxd_controller.cli.stores import KeptPrompts, Stores
 from mlxd_controller.gateway import check_usable
@@ -348,12 +348,11 @@ def _share(option: str, text: str) -> tuple[int, float]:
     return 0, share
 
 
-async def _serve(settings: ServeSettings) -> ExitCode:
+async def _serve(settings: ServeSettings) -> None:
     # Imported here: a client command needs nothing of the controller.
     from mlxd_controller.app import serve as serve_until_stopped  # noqa: PLC0415
 
     await serve_until_stopped(settings, on_ready=_announce)
-    return ExitCode.OK
 
 
 def _announce(address: str, url: str | None) -> None:

@@ -48,8 +48,5 @@ async def health(
             complain(f"the server has no {service!r} whose health it knows")
             return ExitCode.NOT_FOUND
     state = "SERVING" if serving else "NOT_SERVING"
-    if as_json:
-        show.json_line({"service": service, "status": state})
-    else:
-        typer.echo(state)
+    show.answer(state, {"service": service, "status": state}, as_json=as_json)
     return ExitCode.OK if serving else ExitCode.ERROR

@@ -9,7 +9,7 @@ import typer
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
-from mlxd_controller.cli.outcome import ExitCode, complain
+from mlxd_controller.cli.outcome import complain
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
 from mlxd_shared.config import LINES_KEPT_MAX
@@ -40,7 +40,7 @@ async def logs(
     follow: Follow = False,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> None:
     """Print the last lines of a model's worker, or of its last one that failed.
 
     --json prints an object a message, with the lines as the worker wrote them.
@@ -57,4 +57,3 @@ async def logs(
                 complain(f"{piece.missed_lines} lines were dropped before these")
             for line in piece.lines:
                 typer.echo(escape(show.log_line(line, timed=True)))
-    return ExitCode.OK

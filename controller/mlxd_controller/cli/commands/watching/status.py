@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from mlxd.messages import DeviceStatus, PrefixDisk, PrefixStore, Status, WorkerStatus
+from mlxd.messages import DeviceStatus, PrefixStore, Status, WorkerStatus
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
@@ -14,7 +14,7 @@ from mlxd_controller.cli.outcome import ExitCode, complain
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.terminal import show
 from mlxd_shared import config
-from mlxd_shared.domain.figures import HostMemory
+from mlxd_shared.domain.figures import HostMemory, PrefixDisk
 from mlxd_shared.domain.units import format_bytes, format_duration
 
 LINES_MAX = 5
@@ -30,13 +30,13 @@ async def status(
     interval: o.Interval = config.WATCH_INTERVAL_DEFAULT_S,
     as_json: o.Json = False,
     where: Server,
-) -> ExitCode:
+) -> ExitCode | None:
     """Show the server's workers and memory. --json includes every counter."""
     if watch:
         return await _watch(where, model, interval_s=interval, as_json=as_json)
     async with where.client() as client:
         _show(await client.status(model), as_json=as_json)
-    return ExitCode.OK
+    return None
 
 
 async def _watch(where: Server, model: str, *, interval_s: float, as_json: bool) -> ExitCode:
