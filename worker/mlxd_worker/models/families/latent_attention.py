@@ -11,7 +11,6 @@ Invariants:
   is on the queries alone, squared.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -45,13 +44,12 @@ from mlxd_worker.models.weights.linear import (
     Linear,
     PackedLinear,
     Projection,
-    is_packed,
-    named_arrays,
+    Weighted,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class LatentAttention:
+class LatentAttention(Weighted):
     """One layer's weights, but for those that lead out of it."""
 
     config: LatentConfig
@@ -64,12 +62,6 @@ class LatentAttention:
     absorbing: HeadProjection
     expanding: HeadProjection
     rotation: Rotation
-
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        products = (self.down, self.query_up, self.absorbing, self.expanding)
-        return any(map(is_packed, products))
 
     def __call__(
         self, rows: mx.array, offsets: mx.array, cache: LatentCache, plan: StepPlan
@@ -104,18 +96,6 @@ class LatentAttention:
         )
         out = self.expanding(read.swapaxes(0, 1).reshape(heads, count, config.rank))
         return out.swapaxes(0, 1).reshape(count, -1)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        named = {"attention_norm": self.norm.weight, "latent_norm": self.latent_norm.weight}
-        named |= named_arrays("attention_down", self.down)
-        if self.query_norm is not None:
-            named["query_norm"] = self.query_norm.weight
-        if self.query_up is not None:
-            named |= named_arrays("query_up", self.query_up)
-        for name, by_head in (("absorbing", self.absorbing), ("expanding", self.expanding)):
-            named |= named_arrays(name, by_head)
-        return named
 
     def _queries(self, rows: mx.array) -> mx.array:
         """Return all heads' queries, `[M, heads, query_dim]`."""

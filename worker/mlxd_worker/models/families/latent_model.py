@@ -1,6 +1,5 @@
 """A decoder that keeps latents: DeepSeek-V2 and V3, GLM-4-MoE-lite, told apart by config alone."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 
@@ -26,26 +25,16 @@ from mlxd_worker.models.layers.llama_layers import (
     take_norm,
 )
 from mlxd_worker.models.weights.fused import add_projection
-from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
+from mlxd_worker.models.weights.linear import Projection, Weighted
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Weighted):
     """One decoder layer."""
 
     attention: LatentAttention
     output: Projection
     feed: FeedForward
-
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return self.attention.packed or is_packed(self.output) or self.feed.packed
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        named = dict(self.attention.arrays()) | named_arrays("output", self.output)
-        return named | dict(self.feed.arrays())
 
 
 class LatentModel(Decoder[Layer]):

@@ -8,7 +8,6 @@ Invariants:
   convolution's shape tells which it is, and all layers must agree.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -40,11 +39,11 @@ from mlxd_worker.models.layers.llama_layers import (
     rotation_of,
     take_feed,
 )
-from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
+from mlxd_worker.models.weights.linear import Projection, Weighted
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Weighted):
     """One full attention layer's weights."""
 
     qkv: Projection
@@ -52,33 +51,14 @@ class Attention:
     key_norm: mx.array
     output: Projection
 
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return is_packed(self.qkv) or is_packed(self.output)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        named = {"query_norm": self.query_norm, "key_norm": self.key_norm}
-        return named | named_arrays("qkv", self.qkv) | named_arrays("output", self.output)
-
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Weighted):
     """One decoder layer."""
 
     mixer_norm: mx.array
     mixer: Attention | DeltaMixer
     feed: FeedForward
-
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return self.mixer.packed or self.feed.packed
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        return {"mixer_norm": self.mixer_norm, **self.feed.arrays(), **self.mixer.arrays()}
 
 
 class Qwen35Model(Decoder[Layer]):

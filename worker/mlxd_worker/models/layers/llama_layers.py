@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 
@@ -44,12 +44,11 @@ from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.experts import Experts, take_experts
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, logits_of
 from mlxd_worker.models.weights.linear import (
-    HasArrays,
     Projection,
+    Weighted,
     is_packed,
     named_arrays,
     packed_rows_max,
-    present_arrays,
 )
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
@@ -138,12 +137,8 @@ def tables_of(rotations: Sequence[Rotation]) -> Mapping[str, mx.array]:
     }
 
 
-def _weights_of(**norms: Norm | None) -> dict[str, mx.array]:
-    return {name: norm.weight for name, norm in norms.items() if norm is not None}
-
-
 @dataclass(frozen=True, slots=True)
-class Dense:
+class Dense(Weighted):
     """One network for all rows."""
 
     norm: Norm
@@ -152,11 +147,6 @@ class Dense:
     width: int
     activation: Activation = Activation.SILU
     output_norm: Norm | None = None
-
-    @property
-    def packed(self) -> bool:
-        """Whether some of the weights are packed."""
-        return is_packed(self.gate_up) or is_packed(self.down)
 
     @property
     def stays_lazy(self) -> bool:
@@ -170,18 +160,13 @@ class Dense:
         )
         return add_projection(rows, inner, self.down, self.output_norm)
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return norms, gate and up, and down."""
-        named = _weights_of(mlp_norm=self.norm, mlp_output_norm=self.output_norm)
-        return named | named_arrays("gate_up", self.gate_up) | named_arrays("down", self.down)
-
 
 FeedForward = Dense | Experts
 """The second half of a layer: returns the rows with what it makes of them added."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
+class HeadNorms(Weighted):
     """Norms over each head's queries, and over each head's keys."""
 
     queries: Norm
@@ -203,7 +188,7 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Weighted):
     """One decoder layer."""
 
     attention_norm: Norm
@@ -217,20 +202,6 @@ class Layer:
     output: Projection
     output_norm: Norm | None
     feed: FeedForward
-
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return is_packed(self.qkv) or is_packed(self.output) or self.feed.packed
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        output_norm, heads = self.output_norm, self.head_norms
-        named = _weights_of(attention_norm=self.attention_norm, attention_output_norm=output_norm)
-        if heads is not None:
-            named |= _weights_of(query_norm=heads.queries, key_norm=heads.keys)
-        named |= named_arrays("qkv", self.qkv) | named_arrays("output", self.output)
-        return named | present_arrays({"sinks": self.sinks}) | dict(self.feed.arrays())
 
 
 def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
@@ -288,12 +259,7 @@ def take_feed(
     )
 
 
-class _AnyLayer(HasArrays, Protocol):
-    @property
-    def packed(self) -> bool: ...
-
-
-_Layer = TypeVar("_Layer", bound=_AnyLayer)
+_Layer = TypeVar("_Layer", bound=Weighted)
 
 
 class Decoder(Generic[_Layer]):
@@ -320,7 +286,7 @@ class Decoder(Generic[_Layer]):
         self._layers = tuple(layers)
         self._norm = take_norm(FINAL_NORM)
         self._head = self._embedding if config.tied_head else weights.linear([_HEAD])
-        self._packed = any(layer.packed for layer in self._layers)
+        self._packed = is_packed(self._layers)
 
     @property
     def vocab_size(self) -> int:

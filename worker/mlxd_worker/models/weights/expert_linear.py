@@ -7,8 +7,8 @@ Invariants:
   stored, because a packed one cannot be transposed without being packed anew.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import mlx.core as mx
 
@@ -18,15 +18,14 @@ from mlxd_worker.models.weights.linear import (
     PackedLinear,
     PackedWeight,
     SideBySide,
-    named_parts,
+    Weighted,
     packed_rows_max,
-    present_arrays,
     unpack_rows,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertLinear:
+class ExpertLinear(Weighted):
     """Weights in numbers."""
 
     weight: mx.array
@@ -44,14 +43,12 @@ class ExpertLinear:
         """Return one expert's linear."""
         return Linear(_one(self.weight, expert), _part(self.bias, expert))
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return weight and bias by name."""
-        return present_arrays({"weight": self.weight, "bias": self.bias})
-
 
 @dataclass(frozen=True, slots=True)
 class PackedExpertLinear(PackedWeight):
-    """Weights `[experts, outputs, inputs]` that stay packed."""
+    """Weights `[experts, outputs, inputs]` that stay packed, and are never unpacked whole."""
+
+    unpacks: ClassVar[bool] = False
 
     def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         """Map each row by its expert, as `ExpertLinear`."""
@@ -84,7 +81,7 @@ class PackedExpertLinear(PackedWeight):
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSideBySide:
+class ExpertsSideBySide(Weighted):
     """Several linears of the same experts that have scales of their own, and cannot be joined."""
 
     parts: tuple[PackedExpertLinear, ...]
@@ -99,17 +96,13 @@ class ExpertsSideBySide:
         """Return one expert's linears."""
         return SideBySide(tuple(part.of(expert) for part in self.parts))
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what the parts hold, numbered."""
-        return named_parts(self.parts)
-
 
 ExpertProjection = ExpertLinear | PackedExpertLinear | ExpertsSideBySide
 """A weight `[experts, outputs, inputs]`, however it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadLinear:
+class HeadLinear(Weighted):
     """A matrix for each head, in numbers."""
 
     weight: mx.array
@@ -118,10 +111,6 @@ class HeadLinear:
     def __call__(self, rows: mx.array) -> mx.array:
         """Map `[heads, M, inputs]` to `[heads, M, outputs]`, lazy."""
         return rows @ (self.weight.swapaxes(-1, -2) if self.turned else self.weight)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weight."""
-        return {"weight": self.weight}
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,15 +6,16 @@ Invariants:
 - Several linears over the same input are one, their rows joined while loading.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import ClassVar
 
 import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.kernels.vector import Norm
 
 PACKED_ROWS_MAX = 128
 """More rows than this are multiplied faster by the unpacked weight, unpacking included: 14336 x
@@ -25,7 +26,24 @@ PACKED_ROWS_MAX_CPU = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Weighted:
+    """A part of a model, whose fields hold weights: arrays, norms, and parts in their turn."""
+
+    def arrays(self) -> dict[str, mx.array]:
+        """Return what the fields hold by their names, each array once; of a tuple by number."""
+        named: dict[str, mx.array] = {}
+        for field in fields(self):
+            held = getattr(self, field.name)
+            if isinstance(held, tuple):
+                for number, part in enumerate(held):
+                    named |= named_arrays(str(number), part)
+            else:
+                named |= named_arrays(field.name, held)
+        return named
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Weighted):
     """`x W^T + b` on flat rows."""
 
     weight: mx.array
@@ -47,14 +65,15 @@ class Linear:
         """Return the weight's own rows at `ids` [M], as [M, inputs], lazy: an embedding."""
         return self.weight[ids]
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return weight and bias by name."""
-        return present_arrays({"weight": self.weight, "bias": self.bias})
-
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
+class PackedWeight(Weighted):
     """A weight that stays packed, or a stack of them."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {"words": "weight", "offsets": "biases"}
+    """What checkpoints call a field that has another name here."""
+    unpacks: ClassVar[bool] = True
+    """Whether it may be unpacked as a whole, for many rows."""
 
     words: mx.array
     """uint32 [..., outputs, packing.words(inputs)]."""
@@ -75,12 +94,10 @@ class PackedWeight:
         """The type of what it yields: the scales', unless they are bytes."""
         return self.form or self.scales.dtype
 
-    def arrays(self) -> Mapping[str, mx.array]:
+    def arrays(self) -> dict[str, mx.array]:
         """Return all that it holds, by the names that checkpoints have for it."""
-        named = {"weight": self.words, "scales": self.scales}
-        return named | present_arrays(
-            {"biases": self.offsets, "global_scale": self.global_scale, "bias": self.bias}
-        )
+        named = Weighted.arrays(self)
+        return {self.NAMES.get(name, name): array for name, array in named.items()}
 
     def product(self, rows: mx.array, *, transpose: bool = True) -> mx.array:
         """Return the rows' product with what is packed, without its global scale; lazy."""
@@ -124,7 +141,7 @@ class PackedLinear(PackedWeight):
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class SideBySide(Weighted):
     """Several linears over the same input that are stored in forms that cannot be joined."""
 
     parts: tuple[Linear | PackedLinear, ...]
@@ -142,33 +159,9 @@ class SideBySide:
         """Raise: an embedding is one weight, in one form."""
         raise AssertionError(f"{ids.size} rows looked up in a weight of {len(self.parts)} parts")
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what the parts hold, numbered."""
-        return named_parts(self.parts)
-
 
 Projection = Linear | PackedLinear | SideBySide
 """A weight `[outputs, inputs]`, however it is stored."""
-
-
-def present_arrays(named: Mapping[str, mx.array | None]) -> dict[str, mx.array]:
-    """Return the arrays that are there, by name."""
-    return {name: array for name, array in named.items() if array is not None}
-
-
-class HasArrays(Protocol):
-    """What holds weights: a projection of any kind, or a part of a model made of them."""
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return them by name, each array once."""
-
-
-def named_parts(parts: Iterable[HasArrays]) -> dict[str, mx.array]:
-    """Return what several things hold, each under its number."""
-    named: dict[str, mx.array] = {}
-    for number, part in enumerate(parts):
-        named |= named_arrays(str(number), part)
-    return named
 
 
 def reorder_outputs(projection: Projection, orders: Sequence[Sequence[int]]) -> Projection:
@@ -198,16 +191,23 @@ def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Li
     return replace(part, words=words, scales=scales, offsets=offsets)
 
 
-def is_packed(projection: object) -> bool:
-    """Tell whether some of a projection's weights stay packed; of whatever kind it is."""
-    if isinstance(projection, SideBySide):
-        return any(map(is_packed, projection.parts))
-    return isinstance(projection, PackedWeight)
+def is_packed(held: object) -> bool:
+    """Tell whether weights stay packed that may be unpacked for many rows, in a part or several."""
+    if isinstance(held, PackedWeight):
+        return held.unpacks
+    if isinstance(held, Weighted):
+        return any(is_packed(getattr(held, field.name)) for field in fields(held))
+    return isinstance(held, tuple) and any(map(is_packed, held))
 
 
-def named_arrays(name: str, holder: HasArrays) -> dict[str, mx.array]:
-    """Return what is held, each part under `name.`."""
-    return {f"{name}.{part}": array for part, array in holder.arrays().items()}
+def named_arrays(name: str, held: object) -> dict[str, mx.array]:
+    """Return a field's arrays, those of a part under `name.`; none of what holds no weights."""
+    if isinstance(held, mx.array):
+        return {name: held}
+    if isinstance(held, Norm):
+        return {name: held.weight}
+    parts = held.arrays() if isinstance(held, Weighted) else {}
+    return {f"{name}.{part}": array for part, array in parts.items()}
 
 
 def unpack_rows(
