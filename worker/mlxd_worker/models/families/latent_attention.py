@@ -12,6 +12,7 @@ Invariants:
 """
 
 from dataclasses import dataclass
+from functools import partial
 
 import mlx.core as mx
 
@@ -36,8 +37,8 @@ from mlxd_worker.models.layers.llama_layers import Rotation
 from mlxd_worker.models.weights.expert_linear import (
     HeadLinear,
     HeadProjection,
-    PackedHeadLinear,
     head_projection,
+    packed_heads,
 )
 from mlxd_worker.models.weights.fused import normed_times
 from mlxd_worker.models.weights.linear import (
@@ -139,25 +140,18 @@ def _take_up(
         )
         return absorbing, expanding
     both = weights.linear([prefix + BOTH_UP])
+    keys, values = (partial(_part, config, which) for which in range(2))
     if isinstance(both, PackedLinear):
-        words, scales = (_part(config, array) for array in (both.words, both.scales))
-        offsets = (None, None) if both.offsets is None else _part(config, both.offsets)
-        form, own = both.form, both.global_scale
-        kinds = zip(words, scales, offsets, strict=True)
-        absorbing, expanding = (
-            PackedHeadLinear(*parts, both.packing, global_scale=own, form=form, turned=turned)
-            for parts, turned in zip(kinds, (False, True), strict=True)
-        )
-        return absorbing, expanding
+        absorbing = packed_heads(both.cut(keys), turned=False)
+        return absorbing, packed_heads(both.cut(values), turned=True)
     assert isinstance(both, Linear), "one weight is in one form"
-    keys, values = _part(config, both.weight)
-    return HeadLinear(keys, turned=False), HeadLinear(values, turned=True)
+    absorbing = HeadLinear(keys(both.weight), turned=False)
+    return absorbing, HeadLinear(values(both.weight), turned=True)
 
 
-def _part(config: LatentConfig, array: mx.array) -> tuple[mx.array, mx.array]:
-    """Return keys' and values' part of rows that lie head by head; each owns its memory."""
+def _part(config: LatentConfig, which: int, array: mx.array) -> mx.array:
+    """Return keys' (0) or values' (1) part of rows that lie head by head; it owns its memory."""
     by_head = array.reshape(config.decoder.heads, config.plain_dim + config.value_dim, -1)
-    parts = mx.split(by_head, [config.plain_dim], axis=1)
-    keys, values = (mx.contiguous(part) for part in parts)
-    mx.eval(keys, values)
-    return keys, values
+    part = mx.contiguous(mx.split(by_head, [config.plain_dim], axis=1)[which])
+    mx.eval(part)
+    return part

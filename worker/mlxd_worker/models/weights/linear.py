@@ -6,9 +6,10 @@ Invariants:
 - Several linears over the same input are one, their rows joined while loading.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import ClassVar
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 
@@ -101,16 +102,23 @@ class PackedWeight(Weighted):
 
     def product(self, rows: mx.array, *, transpose: bool = True) -> mx.array:
         """Return the rows' product with what is packed, without its global scale; lazy."""
+        how = layout_of(self.packing)
         return packed_product(
-            rows,
-            self.words,
-            self.scales,
-            self.offsets,
-            transpose=transpose,
-            group_size=self.packing.group_size,
-            bits=self.packing.bits,
-            mode=self.packing.mode.value,
+            rows, self.words, self.scales, self.offsets, transpose=transpose, **how
         )
+
+    def cut(self, take: Callable[[mx.array], mx.array]) -> Self:
+        """Return a part of it: what `take` makes of words, scales and offsets."""
+        offsets = None if self.offsets is None else take(self.offsets)
+        return replace(self, words=take(self.words), scales=take(self.scales), offsets=offsets)
+
+    def numbers(self, form: mx.Dtype) -> mx.array:
+        """Return it as numbers `[..., outputs, inputs]`, lazy."""
+        how, own = layout_of(self.packing), self.global_scale
+        numbers = mx.dequantize(
+            self.words, self.scales, self.offsets, global_scale=own, dtype=form, **how
+        )
+        return numbers.astype(form)  # with a global scale MLX returns float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +130,7 @@ class PackedLinear(PackedWeight):
         # Without its global scale a product may be beyond float16.
         unsafe = self.global_scale is not None and rows.dtype == mx.float16
         if unsafe or rows.shape[0] > packed_rows_max():
-            result = rows @ self._unpack(self.words, self.scales, self.offsets).T
+            result = rows @ self.numbers(self.dtype).T
         else:
             result = self.product(rows)
             if self.global_scale is not None:
@@ -131,13 +139,7 @@ class PackedLinear(PackedWeight):
 
     def lookup(self, ids: mx.array) -> mx.array:
         """Return the weight's rows at `ids`, unpacked."""
-        offsets = None if self.offsets is None else self.offsets[ids]
-        return self._unpack(self.words[ids], self.scales[ids], offsets)
-
-    def _unpack(self, words: mx.array, scales: mx.array, offsets: mx.array | None) -> mx.array:
-        return unpack_rows(
-            words, scales, offsets, self.packing, global_scale=self.global_scale, form=self.dtype
-        )
+        return self.cut(lambda array: array[ids]).numbers(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,15 +182,13 @@ def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Li
     for order in orders:
         first = len(places)
         places += [first + place for place in order]
-    index = mx.array(places, dtype=mx.int32)
-    # A scale of the whole weight has no outputs.
-    by_output = {name: array for name, array in part.arrays().items() if array.ndim > 0}
-    taken = {name: mx.take(array, index, axis=0) for name, array in by_output.items()}
-    mx.eval(list(taken.values()))
+    take = partial(mx.take, indices=mx.array(places, dtype=mx.int32), axis=0)
     if isinstance(part, Linear):
-        return replace(part, weight=taken["weight"])
-    words, scales, offsets = taken["weight"], taken["scales"], taken.get("biases")
-    return replace(part, words=words, scales=scales, offsets=offsets)
+        taken: Linear | PackedLinear = replace(part, weight=take(part.weight))
+    else:
+        taken = part.cut(take)
+    mx.eval(list(taken.arrays().values()))
+    return taken
 
 
 def is_packed(held: object) -> bool:
@@ -210,27 +210,9 @@ def named_arrays(name: str, held: object) -> dict[str, mx.array]:
     return {f"{name}.{part}": array for part, array in parts.items()}
 
 
-def unpack_rows(
-    words: mx.array,
-    scales: mx.array,
-    offsets: mx.array | None,
-    packing: Packing,
-    *,
-    global_scale: mx.array | None = None,
-    form: mx.Dtype,
-) -> mx.array:
-    """Return packed rows as numbers, lazy."""
-    numbers = mx.dequantize(
-        words,
-        scales,
-        offsets,
-        group_size=packing.group_size,
-        bits=packing.bits,
-        mode=packing.mode.value,
-        global_scale=global_scale,
-        dtype=form,
-    )
-    return numbers.astype(form)  # with a global scale MLX returns float32
+def layout_of(packing: Packing) -> dict[str, Any]:
+    """Return a packing as MLX's functions take it."""
+    return {"group_size": packing.group_size, "bits": packing.bits, "mode": packing.mode.value}
 
 
 def packed_rows_max() -> int:

@@ -22,11 +22,7 @@ from mlxd_models.families.common.packing import FP8_DTYPE, Packing, block_scales
 from mlxd_models.families.common.tensors import Stack, TensorSpec
 from mlxd_models.files.weights import TensorFact
 from mlxd_worker.models.weights.blame import why_not_read
-from mlxd_worker.models.weights.by_pieces import (
-    numbers_of,
-    numbers_of_blocks,
-    packed_of,
-)
+from mlxd_worker.models.weights.by_pieces import numbers_of, numbers_of_blocks, packed_of
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.expert_linear import (
     ExpertLinear,
@@ -36,7 +32,13 @@ from mlxd_worker.models.weights.expert_linear import (
 )
 from mlxd_worker.models.weights.layouts import apply_operation, joined_slabs, stack_of
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors, Slab
-from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
+from mlxd_worker.models.weights.linear import (
+    Linear,
+    PackedLinear,
+    PackedWeight,
+    Projection,
+    SideBySide,
+)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after every tensor; may raise to give the load up."""
@@ -180,12 +182,11 @@ class Reader:
         self, stems: Sequence[str], packing: Packing, bias: mx.array | None
     ) -> PackedLinear:
         self._pack(stems, packing)
-        words, scales, offsets = self._packed_parts(stems, packing, scales_as=self.dtype)
-        if packing.has_offsets:
-            return PackedLinear(words, scales, offsets, packing, bias)
+        parts = self._packed_parts(stems, packing, scales_as=self.dtype)
         own = self._own_scale(stems)
         own = None if own is None else own.reshape(())
-        return PackedLinear(words, scales, None, packing, bias, global_scale=own, form=self.dtype)
+        form = None if packing.has_offsets else self.dtype
+        return PackedLinear(*parts, packing, bias, own, form)
 
     def _pack(self, stems: Sequence[str], packing: Packing) -> None:
         """Put the packed parts of weights that are stored in numbers in their place."""
@@ -206,14 +207,10 @@ class Reader:
     ) -> PackedExpertLinear:
         for stems in stored:
             self._pack(stems, packing)
-        words, scales, offsets = self._packed_parts(stored, packing, scales_as=self.dtype)
+        parts = self._packed_parts(stored, packing, scales_as=self.dtype)
         bias = self._stack(stored, "bias", self.dtype) if has_bias else None
-        if packing.has_offsets:
-            return PackedExpertLinear(words, scales, offsets, packing, bias)
-        own = self._own_scale(stored[0])
-        return PackedExpertLinear(
-            words, scales, None, packing, bias, global_scale=own, form=self.dtype
-        )
+        form = None if packing.has_offsets else self.dtype
+        return PackedExpertLinear(*parts, packing, bias, self._own_scale(stored[0]), form)
 
     def _packed_parts(
         self,
@@ -333,13 +330,11 @@ class Reader:
         own: mx.array | None,
     ) -> mx.array:
         """Return packed weights as `dtype`, evaluated; `own` is their own scale."""
-        words, scales, offsets = self._packed_parts(stored, packing, scales_as=mx.float32)
+        parts = self._packed_parts(stored, packing, scales_as=mx.float32)
         # A small float times its scale is exact, but for scales that float16 has not.
         exact = not packing.has_offsets and own is None and self.dtype != mx.float16
-        form = self.dtype if exact else mx.float32
-        return numbers_of(
-            words, scales, offsets, packing, exact_in=form, dtype=self.dtype, global_scale=own
-        )
+        packed = PackedWeight(*parts, packing, global_scale=own)
+        return numbers_of(packed, exact_in=self.dtype if exact else mx.float32, dtype=self.dtype)
 
     def _own_scale(self, stems: Sequence[str]) -> mx.array | None:
         """Return the scales of whole weights, float32 [weights]; None where they have none."""
