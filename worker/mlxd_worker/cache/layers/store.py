@@ -138,11 +138,11 @@ class SliceableCache(ArenaCache):
     """
 
     def lend(self, arena: ArenaId) -> tuple[mx.array, ...]:
-        """Give an arena's arrays away, until they are settled again."""
+        """Give an arena's arrays away: until `settle` nothing here refers to them."""
         return tuple(self._arenas.pop(arena))
 
     def settle(self, arena: ArenaId, arrays: Sequence[mx.array]) -> None:
-        """Take an arena's arrays."""
+        """Take an arena's arrays, in the order of `lend`."""
         assert len(arrays) == len(self._parts), "as they were lent"
         self._arenas[arena] = list(arrays)
 

@@ -30,7 +30,6 @@ from mlxd_worker.cache.kept.points import (
     ROLLING_KEPT,
     next_rolling,
     prompt_points,
-    reusable,
 )
 from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.prefix.counts import PrefixCounts
@@ -204,10 +203,9 @@ class PrefixCache:
         if tenant is not None:
             self._stop_waiting(row, tenant)
             self._collect(row, tenant)
-            tokens = (*tenant.prompt, *generated)
-            kept = reusable(tokens, [self._contents.offset(row)]) if sound else ()
+            kept = self._contents.offset(row) if sound else 0
             if kept:
-                key = key_of(kept)
+                key = key_of((*tenant.prompt, *generated)[:kept])
                 self._capture_end(row, tenant, key)
                 self._attach(row, tenant, key)
             tenant.keep_last(0)
