@@ -301,13 +301,15 @@ class Pair:
                 self._check_row(row, held)
         for record in self.records:
             self.check_snapshot(record)
-        captured = contents.live - len(self.records)
+        captured = contents.book.live - len(self.records)
         assert captured >= 0
         assert captured == 0 or any(held.due for held in self.rows.values())
         if not captured:
-            assert contents.nbytes == self.owned_nbytes
-        assert sum(array.nbytes for array in contents.arrays().values()) == contents.nbytes
-        known_nbytes = self.caches.nbytes + contents.nbytes
+            assert contents.book.nbytes == self.owned_nbytes
+        assert (
+            sum(array.nbytes for array in contents.book.arrays().values()) == contents.book.nbytes
+        )
+        known_nbytes = self.caches.nbytes + contents.book.nbytes
         active_nbytes = mx.get_active_memory() - self.baseline_nbytes
         if abs(active_nbytes - known_nbytes) > SLACK_NBYTES:
             gc.collect()  # what a refused step's traceback refers to goes with its cycle
@@ -342,8 +344,8 @@ class Pair:
             self.close(self.records[0])
         for row in list(self.rows):
             self.leave(row)
-        assert self.caches.contents.live == 0, self.caches.contents.book.snapshots
-        assert self.caches.contents.nbytes == 0
+        assert self.caches.contents.book.live == 0, self.caches.contents.book.snapshots
+        assert self.caches.contents.book.nbytes == 0
         assert self.caches.nbytes == 0
         assert self.caches.state() == []
 

@@ -117,7 +117,7 @@ def test_a_block_comes_back_bit_for_bit(held: Pair) -> None:
             assert bits(again[kind]) == bits(states[kind])
     for snapshot in snapshots.values():
         snapshot.close()
-    assert held.caches.contents.live == 0
+    assert held.caches.contents.book.live == 0
 
 
 def test_a_row_goes_on_from_blocks(held: Pair) -> None:

@@ -104,7 +104,7 @@ def test_kv_split_and_merged_without_a_byte() -> None:
     assert mx.get_peak_memory() <= before_nbytes
     assert numbers_of(whole.read()[0]) == list(range(2, 10))
     whole.close()
-    assert caches.contents.live == 0
+    assert caches.contents.book.live == 0
 
 
 def test_kv_captures_span_writes() -> None:
@@ -321,7 +321,7 @@ def test_a_lazy_snapshot_serves_other_rows_and_stays_lazy() -> None:
 
     assert caches.contents.restore(OTHER, [snapshot], 25)
 
-    assert (snapshot.lazy, caches.contents.nbytes) == (True, 0)
+    assert (snapshot.lazy, caches.contents.book.nbytes) == (True, 0)
     assert caches.list_held(OTHER) == list(range(25))
     snapshot.close()
 

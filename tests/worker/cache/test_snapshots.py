@@ -154,7 +154,7 @@ def test_the_hook_tells_the_bytes_that_were_added(cache_pair: Pair) -> None:
     snapshot.materialise()
 
     assert added_nbytes == [snapshot.nbytes] == [16 * TOKEN_NBYTES * LAYERS]
-    assert cache_pair.caches.contents.nbytes == snapshot.nbytes
+    assert cache_pair.caches.contents.book.nbytes == snapshot.nbytes
     snapshot.close()
 
 
@@ -179,7 +179,7 @@ def test_a_second_close_is_an_error(cache_pair: Pair) -> None:
             cache_pair.caches.contents.restore(row, [ended], 9)
     for each in (whole, right, second):
         each.close()
-    assert cache_pair.caches.contents.live == 0
+    assert cache_pair.caches.contents.book.live == 0
 
 
 def test_only_adjacent_snapshots_of_one_kind_merge() -> None:
@@ -202,7 +202,7 @@ def test_only_adjacent_snapshots_of_one_kind_merge() -> None:
 
     for snapshot in [*early.values(), *late.values()]:
         snapshot.close()
-    assert contents.live == 0
+    assert contents.book.live == 0
 
 
 def test_a_whole_state_is_split_to_the_right_and_superseded() -> None:
@@ -223,7 +223,7 @@ def test_a_whole_state_is_split_to_the_right_and_superseded() -> None:
         late[kind].close()
     early[Kind.STANDARD].close()
     late[Kind.STANDARD].close()
-    assert contents.live == 0
+    assert contents.book.live == 0
 
 
 def early_nbytes(kind: Kind) -> int:
@@ -348,11 +348,11 @@ def test_captures_that_nobody_takes_end_with_the_row() -> None:
     mixed.schedule(row, [3, 5, 9])
     mixed.append([row], 3)
     mixed.append([row], 2)
-    assert mixed.caches.contents.live == 2 * 3
+    assert mixed.caches.contents.book.live == 2 * 3
 
     mixed.leave(row)
 
-    assert mixed.caches.contents.live == 0
+    assert mixed.caches.contents.book.live == 0
     mixed.check()
 
 
@@ -373,13 +373,13 @@ def test_contents_name_each_array_once(cache_pair: Pair) -> None:
     contents: RowContents = cache_pair.caches.contents
     row = row_of(cache_pair, 12)
     first, second = keep(cache_pair, row), keep(cache_pair, row, 6)
-    assert contents.arrays() == {}
+    assert contents.book.arrays() == {}
 
     first.materialise()
     second.materialise()
 
-    arrays = contents.arrays()
+    arrays = contents.book.arrays()
     assert len({id(array) for array in arrays.values()}) == len(arrays) == 2 * 2 * LAYERS
-    assert sum(array.nbytes for array in arrays.values()) == contents.nbytes
+    assert sum(array.nbytes for array in arrays.values()) == contents.book.nbytes
     first.close()
     second.close()

@@ -347,7 +347,7 @@ def test_a_layer_without_state_is_skipped_everywhere() -> None:
     for snapshot in kept.values():
         snapshot.close()
     caches.leave(ROWS[0])
-    assert (caches.nbytes, caches.contents.live) == (0, 0)
+    assert (caches.nbytes, caches.contents.book.live) == (0, 0)
 
 
 def test_only_attention_attends() -> None:

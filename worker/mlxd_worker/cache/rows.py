@@ -98,7 +98,7 @@ class RowCaches:
 
     @property
     def nbytes(self) -> int:
-        """The exact bytes of all live arrays; snapshots are `contents.nbytes`."""
+        """The exact bytes of all live arrays; snapshots are `contents.book.nbytes`."""
         return sum(layer.nbytes for layer in self._stateful)
 
     def arrays(self) -> Mapping[str, mx.array]:

@@ -88,7 +88,7 @@ class ModelHost:
         self._ledger.pin_all(Account.WEIGHTS, resident.model.parameters())
         self._ledger.attach(Account.KV, "rows", resident.caches)
         contents = resident.caches.contents
-        self._ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)
+        self._ledger.attach(Account.PREFIX, "snapshots", contents.book, tally=contents.book.tally)
         self._counts[job.name] = counts
         self._guesses[job.name] = guesses
         self._resident = resident
@@ -197,7 +197,7 @@ class ModelHost:
             mlx_active_nbytes=mx.get_active_memory(),
             mlx_cache_nbytes=mx.get_cache_memory(),
             mlx_peak_nbytes=mx.get_peak_memory(),
-            prefix_snapshots=self._resident.caches.contents.live if self._resident else 0,
+            prefix_snapshots=self._resident.caches.contents.book.live if self._resident else 0,
             prefixes=tuple((name, _figures_of(counts)) for name, counts in self._counts.items()),
             speculations=tuple(
                 (name, SpeculationFigures(counts.drafted_tokens, counts.accepted_tokens))

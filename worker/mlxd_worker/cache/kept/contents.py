@@ -79,24 +79,6 @@ class RowContents:
         """What the model's layers remember; a capture has one snapshot of each."""
         return tuple(self._layers)
 
-    @property
-    def live(self) -> int:
-        """How many snapshots are open."""
-        return self.book.live
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that open snapshots own."""
-        return self.book.nbytes
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
-        return self.book.arrays()
-
-    def tally(self) -> tuple[int, int]:
-        """Return bytes and number of what `arrays` names; at once, however many there are."""
-        return self.book.tally()
-
     def offset(self, row: RowId) -> int:
         """Return how many tokens the row holds.
 
