@@ -29,9 +29,8 @@ from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import duration_to_pb, write
 from mlxd_worker.chat.answer import PartPiece
 from mlxd_worker.engine.request import Finished, PositionLogprobs, TokenLogprob, Usage
-from mlxd_worker.front.echoing import PromptEcho
 from mlxd_worker.front.embedding import embed
-from mlxd_worker.front.generation import Part, generate
+from mlxd_worker.front.generation import Part, PromptEcho, generate
 from mlxd_worker.front.prompting import check_length
 from mlxd_worker.front.scoring import score
 from mlxd_worker.front.worker import Worker
