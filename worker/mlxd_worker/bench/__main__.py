@@ -111,10 +111,6 @@ def run_streams(resident: Resident, prompts: list[list[int]], max_tokens: int) -
                 prompt=tuple(prompt),
                 sampling=_GREEDY,
                 max_tokens=max_tokens,
-                stop=(),
-                stop_token_ids=frozenset(),
-                eos_ids=frozenset(),
-                skip_special_tokens=True,
                 submitted_s=time.monotonic(),
                 sink=sink,
             )

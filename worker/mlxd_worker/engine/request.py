@@ -132,12 +132,12 @@ class Submit:
     prompt: tuple[int, ...]
     sampling: Sampling
     max_tokens: int | None
-    stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
-    eos_ids: frozenset[int]
-    skip_special_tokens: bool
     submitted_s: float
     sink: Sink
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_ids: frozenset[int] = frozenset()
+    skip_special_tokens: bool = True
     request_id: str = ""
     """What the request is called in logs."""
     min_tokens: int = 0
