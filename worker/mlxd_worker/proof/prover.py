@@ -20,8 +20,7 @@ from mlxd_models.families.common.packing import Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
-from mlxd_worker.proof.checks import CHECKS, Check
-from mlxd_worker.proof.paths import PATHS, PathProof
+from mlxd_worker.proof.paths import CHECKS, PATHS, Check, PathProof
 from mlxd_worker.proof.products import compare_products, describe_packing, packings
 from mlxd_worker.proof.streams import run_company
 from mlxd_worker.proof.subjects import Subject

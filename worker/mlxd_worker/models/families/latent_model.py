@@ -5,7 +5,7 @@ from functools import partial
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import is_routed, layer_prefix, norms_of
+from mlxd_models.families.common.decoder import layer_prefix, norms_of
 from mlxd_models.families.latent.config import LatentConfig
 from mlxd_models.families.latent.tensors import OUTPUT
 from mlxd_worker.cache.arenas.plan import PassCaches
@@ -73,8 +73,7 @@ def _take_layer(config: LatentConfig, weights: Weights, index: int, rotation: Ro
     attention = take_latent_attention(config, weights, prefix, rotation)
     output = weights.linear([prefix + OUTPUT], has_bias=decoder.output_bias)
     norm = take_norm(decoder, weights, f"{prefix}{norms_of(decoder).mlp}.weight")
-    feed = take_feed(decoder, weights, prefix, norm, routed=is_routed(decoder, index))
-    return Layer(attention, output, feed)
+    return Layer(attention, output, take_feed(decoder, weights, index, norm))
 
 
 build = LatentModel

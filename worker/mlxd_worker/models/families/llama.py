@@ -19,6 +19,7 @@ from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels.decode_attention import serves
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Batch, plan_pass
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
@@ -62,7 +63,8 @@ class LlamaModel(Decoder[Layer]):
         plain = not any(rotation.config.interleaved for rotation in rotations)
         self._in_place = plain and not config.sinks
         self.capabilities = Capabilities(
-            stays_lazy=all(layer.feed.stays_lazy for layer in self._layers),
+            # On a CPU experts may look at their choice.
+            stays_lazy=config.experts is None or not runs_cpu(),
             joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
             reads_chunks=True,
             decodes_in_place=self._in_place

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import ATTENTION, is_routed, layer_prefix
+from mlxd_models.families.common.decoder import ATTENTION, layer_prefix
 from mlxd_models.families.hybrid.config import HybridConfig
 from mlxd_models.families.hybrid.tensors import DELTA
 from mlxd_shared.domain.errors import InvalidModel
@@ -169,9 +169,7 @@ class _Taker:
         mixer_norm = self.norm(f"{prefix}input_layernorm.weight")
         mixer = self._attention(prefix) if self._config.full[index] else self._delta(prefix)
         norm = Norm(self.norm(f"{prefix}post_attention_layernorm.weight"), decoder.norm_eps)
-        routed = is_routed(decoder, index)
-        feed = take_feed(decoder, self._weights, prefix, norm, routed=routed)
-        return Layer(mixer_norm, mixer, feed)
+        return Layer(mixer_norm, mixer, take_feed(decoder, self._weights, index, norm))
 
     def _attention(self, prefix: str) -> Attention:
         decoder = self._config.decoder

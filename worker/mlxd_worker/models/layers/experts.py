@@ -73,11 +73,6 @@ class Experts(Weighted):
     correction: mx.array | None = None
     """float32 [experts]: added to each one's share for the choice alone."""
 
-    @property
-    def stays_lazy(self) -> bool:
-        """Not on a CPU, where it may look at its choice."""
-        return not runs_cpu()
-
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what their experts make of them added."""
         normed = mx.fast.rms_norm(rows, self.norm.weight, self.norm.eps)

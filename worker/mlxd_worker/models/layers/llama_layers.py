@@ -148,11 +148,6 @@ class Dense(Weighted):
     activation: Activation = Activation.SILU
     output_norm: Norm | None = None
 
-    @property
-    def stays_lazy(self) -> bool:
-        """Always."""
-        return True
-
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what it makes of them added."""
         inner = gate_projection(
@@ -207,7 +202,7 @@ class Layer(Weighted):
 def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
     """Take one layer's weights."""
     prefix, norms = layer_prefix(index), norms_of(config)
-    routed, mlp_norm = is_routed(config, index), f"{prefix}{norms.mlp}.weight"
+    mlp_norm = take_norm(config, weights, f"{prefix}{norms.mlp}.weight")
     return Layer(
         attention_norm=take_norm(config, weights, f"{prefix}{norms.attention}.weight"),
         qkv=weights.linear([prefix + name for name in ATTENTION], has_bias=config.qkv_bias),
@@ -217,9 +212,7 @@ def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Ro
         sinks=weights.take(prefix + SINKS) if config.sinks else None,
         output=weights.linear([f"{prefix}self_attn.o_proj"], has_bias=config.output_bias),
         output_norm=_take_optional(config, weights, prefix, norms.attention_output),
-        feed=take_feed(
-            config, weights, prefix, take_norm(config, weights, mlp_norm), routed=routed
-        ),
+        feed=take_feed(config, weights, index, mlp_norm),
     )
 
 
@@ -243,11 +236,10 @@ def _take_head_norms(config: DecoderConfig, weights: Weights, prefix: str) -> He
     return HeadNorms(queries, keys, config.heads, config.kv_heads)
 
 
-def take_feed(
-    config: DecoderConfig, weights: Weights, prefix: str, norm: Norm, *, routed: bool
-) -> FeedForward:
+def take_feed(config: DecoderConfig, weights: Weights, index: int, norm: Norm) -> FeedForward:
     """Take the weights of a layer's feed-forward but for the norm before it."""
-    if routed and config.experts is not None:
+    prefix = layer_prefix(index)
+    if config.experts is not None and is_routed(config, index):
         return take_experts(config.experts, weights, prefix, norm)
     return Dense(
         norm=norm,
