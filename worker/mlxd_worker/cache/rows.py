@@ -249,7 +249,6 @@ class RowCaches:
         return StepPlan(
             width=width,
             dtype=dtype,
-            chunk=None,
             groups=groups,
             order=layout.order,
             places=layout.places,
@@ -383,8 +382,6 @@ class RowCaches:
             width=width,
             dtype=dtype,
             chunk=chunk,
-            groups=(),
-            order=None,
             places=(place,),
             bounded_shapes=self.bounded_shapes,
         )

@@ -142,7 +142,6 @@ def plan_by_slots(
             Group(
                 arena=arena,
                 capacity=shape.capacity,
-                members=None,
                 queriers=mx.zeros(shape.slots, dtype=mx.int32) if lone_row else None,
                 first=first,
                 count=count,
@@ -158,10 +157,8 @@ def plan_by_slots(
     return StepPlan(
         width=1,
         dtype=dtype,
-        chunk=None,
         groups=tuple(groups),
         order=slot if lone_row else None,
-        places=(),
         bounded_shapes=True,
         in_place=True,
     )

@@ -180,8 +180,6 @@ def plan_tokens(
     group = Group(
         arena=arena,
         capacity=shape.capacity,
-        members=None,
-        queriers=None,
         first=0,
         count=count,
         slots_used=count,
@@ -194,10 +192,7 @@ def plan_tokens(
     return StepPlan(
         width=1,
         dtype=dtype,
-        chunk=None,
         groups=(group,),
-        order=None,
-        places=(),
         bounded_shapes=True,
         in_place=True,
         writes_first=several,
