@@ -10,14 +10,8 @@ Invariants:
 import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import Group, StepPlan
-from mlxd_worker.cache.base import Kind, LayerCache
-from mlxd_worker.cache.layers.attention import (
-    Asked,
-    attend_group,
-    attend_row,
-    members,
-    seen_of,
-)
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.layers.attention import Asked, attend_group, attend_row, members, seen_of
 from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
 
 
@@ -50,14 +44,3 @@ class LatentCache(SliceableCache):
     def _read(self, inputs: Asked, group: Group) -> mx.array:
         entries = seen_of(self._arenas[group.arena][0], group, group.span)
         return attend_group(inputs, entries, entries[..., : self.latent_dim], group)
-
-
-def as_latent(cache: LayerCache | None) -> LatentCache:
-    """Return a latent layer's cache, with its type; engine thread, every step.
-
-    Raises:
-        TypeError: a bug: the layer has no state, or another one.
-    """
-    if not isinstance(cache, LatentCache):
-        raise TypeError(f"{type(cache).__name__} is not a latent layer's cache")
-    return cache

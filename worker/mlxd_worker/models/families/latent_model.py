@@ -11,7 +11,7 @@ from mlxd_models.families.latent.tensors import OUTPUT
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
-from mlxd_worker.cache.layers.latent import as_latent
+from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.models.base import Batch, plan_pass
 from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
@@ -61,7 +61,8 @@ class LatentModel(Decoder[Layer]):
         plan = plan_pass(batch, caches, self.dtype)
 
         def do_layer(layer: Layer, cache: LayerCache | None, rows: mx.array) -> mx.array:
-            read = layer.attention(rows, batch.offsets, as_latent(cache), plan)
+            assert isinstance(cache, LatentCache), "as the geometry makes them"
+            read = layer.attention(rows, batch.offsets, cache, plan)
             return layer.feed(add_projection(rows, read, layer.output))
 
         is_wide = batch.width > 1 or bool(batch.counts)
