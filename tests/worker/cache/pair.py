@@ -19,6 +19,7 @@ from mlxd_worker.cache.kept.contents import Kept
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.mlx_memory import live_nbytes
+from tests.worker.cache.keeping import snapshot_of, snapshots_of
 from tests.worker.cache.subjects import Fed, Subject
 
 CONTEXT_MAX = 1024
@@ -163,14 +164,14 @@ class Pair:
 
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Record | None:
         """Keep one kind of a row."""
-        snapshot = self.caches.contents.snapshot(row, kind, start)
+        snapshot = snapshot_of(self.caches.contents, row, kind, start)
         start, stop = max(start, 0), self.rows[row].length
         assert (snapshot is None) == (start >= stop)
         return None if snapshot is None else self._record(row, snapshot, start, stop)
 
     def snapshots(self, row: RowId, start: int) -> None:
         """Keep all kinds of a row."""
-        snapshots = self.caches.contents.snapshots(row, start)
+        snapshots = snapshots_of(self.caches.contents, row, start)
         stop = self.rows[row].length
         assert list(snapshots) == (self.subject.kinds if max(start, 0) < stop else [])
         if snapshots:
@@ -344,7 +345,7 @@ class Pair:
             self.close(self.records[0])
         for row in list(self.rows):
             self.leave(row)
-        assert self.caches.contents.book.live == 0, self.caches.contents.book.snapshots
+        assert self.caches.contents.book.live == 0, self.records
         assert self.caches.contents.book.nbytes == 0
         assert self.caches.nbytes == 0
         assert self.caches.state() == []

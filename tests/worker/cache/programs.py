@@ -10,6 +10,7 @@ import pytest
 
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.kept.snapshot import SnapshotError
+from tests.worker.cache.keeping import copy_out
 from tests.worker.cache.pair import CONTEXT_MAX, Pair, Record, Row
 
 STEPS = 200
@@ -217,7 +218,7 @@ def materialise(pair: Pair, step: Step) -> None:
     """A snapshot is copied out before anybody needs it to be."""
     record = some_record(pair, step)
     if record is not None:
-        record.snapshot.materialise()
+        copy_out(record.snapshot)
 
 
 VERBS: dict[Callable[[Pair, Step], None], int] = {

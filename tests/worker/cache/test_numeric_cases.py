@@ -10,6 +10,7 @@ from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.mlx_memory import live_nbytes
+from tests.worker.cache.keeping import copy_out, snapshot_of
 from tests.worker.cache.numbered import OTHER, ROW, TOKENS, numbers_of, sliding, standard, union
 
 
@@ -191,7 +192,7 @@ def test_fault_7_several_tokens_after_and_before_the_wrap(wrapped: bool) -> None
 def test_fault_8_nothing_is_not_everything(window: int | None) -> None:
     """The range [0, 0) is empty: of a snapshot, of a rewind, of what a row holds."""
     caches = standard() if window is None else sliding(window)
-    assert caches.contents.snapshot(ROW, caches.layer.kind, 0) is None
+    assert snapshot_of(caches.contents, ROW, caches.layer.kind, 0) is None
     caches.write([1, 2, 3])
     snapshot = caches.keep(0)
     caches.join(OTHER)
@@ -242,7 +243,7 @@ def test_fault_9_a_recurrent_state_is_no_view_either() -> None:
     arena_nbytes = caches.nbytes
 
     before_nbytes = live_nbytes()
-    snapshot = caches.contents.snapshot(ROW, Kind.RECURRENT, 0)
+    snapshot = snapshot_of(caches.contents, ROW, Kind.RECURRENT, 0)
 
     assert snapshot is not None
     assert mx.get_active_memory() - before_nbytes == snapshot.nbytes == 3 * 64 * 4
@@ -269,7 +270,7 @@ def test_fault_10_counted_bytes_are_real_bytes() -> None:
     assert sum(counted) == 0
     assert caches.contents.restore(ROW, [], 195)
     caches.write([201])
-    snapshots[0].materialise()
+    copy_out(snapshots[0])
     before_nbytes = live_nbytes()
 
     for snapshot in snapshots:
@@ -384,7 +385,7 @@ def test_a_part_longer_than_the_row_has_room_for_is_cut(window: int | None, lazy
         caches.write(token % TOKENS for token in range(first, first + 100))
     snapshot = caches.keep(0)
     if not lazy:
-        snapshot.materialise()
+        copy_out(snapshot)
     rows = [RowId(2), RowId(3)]
     for row in rows:
         assert caches.caches.join(row, tokens=100)

@@ -16,6 +16,7 @@ from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError,
 from tests.plugins.leaks import Counting, watching
 from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
+from tests.worker.cache.keeping import copy_out, snapshot_of, snapshots_of
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import Recurrent, Subject, rotating, standard
 
@@ -46,7 +47,7 @@ def row_of(into: Pair, tokens: int, *, reserved: int = 1000) -> RowId:
 
 def keep(into: Pair, row: RowId, start: int = 0) -> Snapshot:
     """Return a snapshot of a row's standard layers that the test itself closes."""
-    snapshot = into.caches.contents.snapshot(row, Kind.STANDARD, start)
+    snapshot = snapshot_of(into.caches.contents, row, Kind.STANDARD, start)
     assert snapshot is not None
     return snapshot
 
@@ -65,7 +66,7 @@ def test_ten_tokens_of_a_large_arena_cost_ten_tokens(cache_pair: Pair) -> None:
     assert grown_nbytes(lambda: lazies.append(keep(cache_pair, row, 690))) == 0
     assert lazies[0].nbytes == 0
 
-    grown = grown_nbytes(lazies[0].materialise)
+    grown = grown_nbytes(lambda: copy_out(lazies[0]))
 
     assert grown == lazies[0].nbytes == 10 * TOKEN_NBYTES * LAYERS
     assert grown_nbytes(lazies[0].close) == -grown
@@ -91,7 +92,7 @@ def test_a_snapshot_keeps_no_arena_alive(cache_pair: Pair, heads_and_slots: str)
 def test_halves_of_a_snapshot_own_their_own_halves(cache_pair: Pair) -> None:
     """Closing the large side of an owned split gives the large side's bytes back."""
     snapshot = keep(cache_pair, row_of(cache_pair, 500))
-    snapshot.materialise()
+    copy_out(snapshot)
     left, right = snapshot.split(5)
     assert left is not None
     assert right is not None
@@ -116,7 +117,7 @@ def test_many_layers_are_copied_out_in_one_evaluation(cache_pair: Pair) -> None:
 def test_a_snapshot_is_split_and_joined_in_one_evaluation_each(cache_pair: Pair) -> None:
     """A GPU's host waits once for all layers that a second copy has room for; all stay the same."""
     snapshot = keep(cache_pair, row_of(cache_pair, 300))
-    snapshot.materialise()
+    copy_out(snapshot)
     before = [[mx.array(array) for array in state] for state in snapshot.layers]
     book = cache_pair.caches.contents.book
     parts: list[Snapshot] = []
@@ -151,7 +152,7 @@ def test_the_hook_tells_the_bytes_that_were_added(cache_pair: Pair) -> None:
 
     assert cache_pair.restore(row, [], 10)
     cache_pair.append([row], 1)
-    snapshot.materialise()
+    copy_out(snapshot)
 
     assert added_nbytes == [snapshot.nbytes] == [16 * TOKEN_NBYTES * LAYERS]
     assert cache_pair.caches.contents.book.nbytes == snapshot.nbytes
@@ -170,7 +171,7 @@ def test_a_second_close_is_an_error(cache_pair: Pair) -> None:
 
     for ended in (closed, divided, left, first):
         assert ended is not None
-        for use in (ended.close, ended.read, ended.materialise):
+        for use in (ended.close, ended.read, partial(copy_out, ended)):
             with pytest.raises(SnapshotError):
                 use()
         with pytest.raises(SnapshotError):
@@ -186,9 +187,9 @@ def test_only_adjacent_snapshots_of_one_kind_merge() -> None:
     """A gap, an overlap, another kind or the same one twice is a mistake; nothing ends."""
     mixed = pair(MIXED)
     contents, row = mixed.caches.contents, row_of(mixed, 6)
-    early = contents.snapshots(row, 0)
+    early = snapshots_of(contents, row, 0)
     mixed.append([row], 3)
-    late = contents.snapshots(row, 7)
+    late = snapshots_of(contents, row, 7)
 
     for parent, child in [
         (early[Kind.STANDARD], late[Kind.STANDARD]),
@@ -209,9 +210,9 @@ def test_a_whole_state_is_split_to_the_right_and_superseded() -> None:
     """What cannot be cut stays with the later part; of two, the later one stands for both."""
     mixed = pair(MIXED)
     contents, row = mixed.caches.contents, row_of(mixed, 6)
-    early = contents.snapshots(row, 0)
+    early = snapshots_of(contents, row, 0)
     mixed.append([row], 60)
-    late = contents.snapshots(row, 6)
+    late = snapshots_of(contents, row, 6)
 
     for kind in (Kind.ROTATING, Kind.RECURRENT):
         assert early[kind].split(3) == (None, early[kind])
@@ -258,10 +259,10 @@ def test_what_reaches_no_further_than_its_start_is_not_kept(cache_pair: Pair) ->
     """A snapshot at or below its start is None; a negative start is 0."""
     contents = cache_pair.caches.contents
     row, empty = row_of(cache_pair, 8), row_of(cache_pair, 0)
-    assert contents.snapshot(row, Kind.STANDARD, 8) is None
-    assert contents.snapshot(row, Kind.STANDARD, 9) is None
-    assert contents.snapshot(empty, Kind.STANDARD, -5) is None
-    assert contents.snapshots(empty, 0) == {}
+    assert snapshot_of(contents, row, Kind.STANDARD, 8) is None
+    assert snapshot_of(contents, row, Kind.STANDARD, 9) is None
+    assert snapshot_of(contents, empty, Kind.STANDARD, -5) is None
+    assert snapshots_of(contents, empty, 0) == {}
 
     snapshot = keep(cache_pair, row, -3)
 
@@ -278,7 +279,7 @@ def test_rows_and_offsets_that_cannot_be_are_refused(cache_pair: Pair) -> None:
         lambda: contents.restore(row, [snapshot], 257),
         lambda: contents.restore(row, [snapshot, snapshot], 8),
         lambda: contents.restore(RowId(9), [], 0),
-        lambda: contents.snapshot(row, Kind.RECURRENT, 0),
+        lambda: snapshot_of(contents, row, Kind.RECURRENT, 0),
         lambda: contents.appending(row, 7, 9),
         lambda: contents.appending(row, 8, 7),
         lambda: contents.join(row),
@@ -375,8 +376,8 @@ def test_contents_name_each_array_once(cache_pair: Pair) -> None:
     first, second = keep(cache_pair, row), keep(cache_pair, row, 6)
     assert contents.book.arrays() == {}
 
-    first.materialise()
-    second.materialise()
+    copy_out(first)
+    copy_out(second)
 
     arrays = contents.book.arrays()
     assert len({id(array) for array in arrays.values()}) == len(arrays) == 2 * 2 * LAYERS

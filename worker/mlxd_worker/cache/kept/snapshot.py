@@ -100,16 +100,6 @@ class Snapshot:
             return self.layers
         return self._book.read_row(self._row, self.kind, self.start, self.stop)
 
-    def materialise(self) -> None:
-        """Copy a lazy snapshot out, all layers at once; nothing happens to an owned one.
-
-        Raises:
-            SnapshotError: the snapshot has ended.
-        """
-        self.check_open()
-        if self.lazy:
-            self._book.copy_out([self])
-
     def split(self, at: int) -> "tuple[Snapshot | None, Snapshot | None]":
         """Return what lies before `at` and what lies from there on.
 
@@ -202,11 +192,6 @@ class SnapshotBook:
     def tally(self) -> tuple[int, int]:
         """Return bytes and number of what `arrays` names; at once, however many there are."""
         return self._nbytes, self._arrays
-
-    @property
-    def snapshots(self) -> tuple[Snapshot, ...]:
-        """The open snapshots, oldest first."""
-        return tuple(self._open.values())
 
     def arrays(self) -> Mapping[str, mx.array]:
         """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
