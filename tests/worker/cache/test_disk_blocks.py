@@ -15,7 +15,7 @@ from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from tests.support.kept_on_disk import BLOCK_TOKENS, shapes_of
-from tests.worker.cache.keeping import copy_out, snapshot_of
+from tests.worker.cache.keeping import copy_out, snapshot_of, snapshots_of
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import SUBJECTS, Subject
 
