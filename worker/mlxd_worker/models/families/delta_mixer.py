@@ -17,9 +17,9 @@ from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.kernels.exponentials import silu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.families.gated_delta import DeltaInputs, gated_delta
 from mlxd_worker.models.weights.linear import Projection, Weighted, reorder_outputs
+from mlxd_worker.models.weights.reader import Reader
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of a key or a query before it is divided by."""
@@ -100,14 +100,12 @@ def delta_cache(config: DeltaConfig, dtype: mx.Dtype) -> RecurrentCache:
     )
 
 
-def is_stored_by_mlx(config: DeltaConfig, weights: Weights, prefix: str) -> bool:
+def is_stored_by_mlx(config: DeltaConfig, weights: Reader, prefix: str) -> bool:
     """Tell whether the layer's convolution is stored as MLX has it, and not as published."""
     return weights.shape(f"{prefix}conv1d.weight") == (config.mixed, config.kernel, 1)
 
 
-def take_delta(
-    config: DeltaConfig, weights: Weights, prefix: str, *, norm_eps: float
-) -> DeltaMixer:
+def take_delta(config: DeltaConfig, weights: Reader, prefix: str, *, norm_eps: float) -> DeltaMixer:
     """Take one layer's tensors; either layout of the convolution."""
     taps = weights.take_float32(f"{prefix}conv1d.weight").reshape(config.mixed, config.kernel)
     convolution = mx.contiguous(taps.T)
@@ -124,7 +122,7 @@ def take_delta(
     )
 
 
-def _take_projection(config: DeltaConfig, weights: Weights, prefix: str) -> Projection:
+def _take_projection(config: DeltaConfig, weights: Reader, prefix: str) -> Projection:
     if not config.grouped:
         return weights.linear([prefix + name for name in PROJECTIONS])
     stored = weights.linear([prefix + name for name in GROUPED_PROJECTIONS])

@@ -32,7 +32,6 @@ from mlxd_models.families.latent.tensors import (
 from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.llama_layers import Rotation
 from mlxd_worker.models.weights.expert_linear import (
     HeadLinear,
@@ -47,6 +46,7 @@ from mlxd_worker.models.weights.linear import (
     Projection,
     Weighted,
 )
+from mlxd_worker.models.weights.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class LatentAttention(Weighted):
 
 
 def take_latent_attention(
-    config: LatentConfig, weights: Weights, prefix: str, rotation: Rotation
+    config: LatentConfig, weights: Reader, prefix: str, rotation: Rotation
 ) -> LatentAttention:
     """Take one layer's weights, but for the output's."""
     decoder, lean = config.decoder, config.query_rank is not None
@@ -130,7 +130,7 @@ def take_latent_attention(
 
 
 def _take_up(
-    config: LatentConfig, weights: Weights, prefix: str
+    config: LatentConfig, weights: Reader, prefix: str
 ) -> tuple[HeadProjection, HeadProjection]:
     """Take what keys and values are made by, either layout: absorbing, then expanding."""
     if weights.has(f"{prefix}{ABSORBING}.weight"):

@@ -13,7 +13,6 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.latent_attention import LatentAttention, take_latent_attention
 from mlxd_worker.models.layers.llama_layers import (
@@ -26,6 +25,7 @@ from mlxd_worker.models.layers.llama_layers import (
 )
 from mlxd_worker.models.weights.fused import add_projection
 from mlxd_worker.models.weights.linear import Projection, Weighted
+from mlxd_worker.models.weights.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,7 @@ class Layer(Weighted):
 class LatentModel(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
-    def __init__(self, config: LatentConfig, weights: Weights) -> None:
+    def __init__(self, config: LatentConfig, weights: Reader) -> None:
         self.config = config
         decoder = config.decoder
         rotation = rotation_of(decoder.rope, config.rotary_dim)
@@ -69,7 +69,7 @@ class LatentModel(Decoder[Layer]):
         return self._run(batch.tokens.reshape(-1), caches, do_layer, is_wide=is_wide)
 
 
-def _take_layer(config: LatentConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
+def _take_layer(config: LatentConfig, weights: Reader, index: int, rotation: Rotation) -> Layer:
     prefix, decoder = layer_prefix(index), config.decoder
     attention = take_latent_attention(config, weights, prefix, rotation)
     output = weights.linear([prefix + OUTPUT], has_bias=decoder.output_bias)

@@ -21,7 +21,6 @@ from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels.decode_attention import serves
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.layers.llama_layers import (
     Decoder,
@@ -31,6 +30,7 @@ from mlxd_worker.models.layers.llama_layers import (
     take_norm,
 )
 from mlxd_worker.models.weights.fused import add_projection, normed_times
+from mlxd_worker.models.weights.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +44,7 @@ class _Pass:
 class LlamaModel(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+    def __init__(self, config: DecoderConfig, weights: Reader) -> None:
         self.config = config
         rotations = rotations_of(
             [config.rope_of(index) for index in range(config.layers)], config.head_dim

@@ -25,7 +25,6 @@ from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.capabilities import Capabilities
 from mlxd_worker.models.families.delta_mixer import (
     DeltaMixer,
@@ -40,6 +39,7 @@ from mlxd_worker.models.layers.llama_layers import (
     take_feed,
 )
 from mlxd_worker.models.weights.linear import Projection, Weighted
+from mlxd_worker.models.weights.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Layer(Weighted):
 class Qwen35Model(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
-    def __init__(self, config: HybridConfig, weights: Weights) -> None:
+    def __init__(self, config: HybridConfig, weights: Reader) -> None:
         """Take all weights; raises InvalidModel if layers are stored in different layouts."""
         self.config = config
         decoder = config.decoder
@@ -141,7 +141,7 @@ class Qwen35Model(Decoder[Layer]):
 class _Taker:
     """Takes layers from a checkpoint of either layout."""
 
-    def __init__(self, config: HybridConfig, weights: Weights) -> None:
+    def __init__(self, config: HybridConfig, weights: Reader) -> None:
         self._config = config
         self._weights = weights
         recurrent = [index for index, full in enumerate(config.full) if not full]

@@ -28,10 +28,10 @@ from mlxd_models.families.common.experts import (
 from mlxd_models.families.common.tensors import Stack
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.weights.expert_linear import ExpertLinear, ExpertProjection
 from mlxd_worker.models.weights.fused import clamped_halves, gated_halves
 from mlxd_worker.models.weights.linear import Projection, Weighted
+from mlxd_worker.models.weights.reader import Reader
 
 ORDERED_MIN = 64
 """From so many choices on they are put in the experts' order: reading each expert once pays."""
@@ -161,7 +161,7 @@ def _of_best_groups(wanted: mx.array, groups: GroupsConfig) -> mx.array:
     return (by_group + hidden[..., None]).reshape(wanted.shape)
 
 
-def take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
+def take_experts(config: ExpertsConfig, weights: Reader, prefix: str, norm: Norm) -> Experts:
     """Take the weights of a layer's experts."""
     return Experts(
         config=config,
@@ -175,7 +175,7 @@ def take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Nor
 
 
 def _take_stack(
-    config: ExpertsConfig, weights: Weights, prefix: str, names: tuple[str, ...], *, fused: str
+    config: ExpertsConfig, weights: Reader, prefix: str, names: tuple[str, ...], *, fused: str
 ) -> ExpertProjection:
     if config.fused and weights.has(f"{prefix}{fused}.weight"):
         return weights.experts([Stack(prefix + fused, ())])
@@ -183,7 +183,7 @@ def _take_stack(
     return weights.experts(stacks, has_bias=config.biased)
 
 
-def _take_shared(config: SharedConfig, weights: Weights, prefix: str) -> Shared:
+def _take_shared(config: SharedConfig, weights: Reader, prefix: str) -> Shared:
     module = f"{prefix}mlp.{config.name}"
     return Shared(
         gate_up=weights.linear([f"{module}.{name}" for name in EXPERT_GATED]),

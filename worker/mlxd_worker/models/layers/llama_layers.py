@@ -40,7 +40,6 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.experts import Experts, take_experts
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, logits_of
 from mlxd_worker.models.weights.linear import (
@@ -50,6 +49,7 @@ from mlxd_worker.models.weights.linear import (
     named_arrays,
     packed_rows_max,
 )
+from mlxd_worker.models.weights.reader import Reader
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
 
@@ -199,7 +199,7 @@ class Layer(Weighted):
     feed: FeedForward
 
 
-def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
+def take_layer(config: DecoderConfig, weights: Reader, index: int, rotation: Rotation) -> Layer:
     """Take one layer's weights."""
     prefix, norms = layer_prefix(index), norms_of(config)
     mlp_norm = take_norm(config, weights, f"{prefix}{norms.mlp}.weight")
@@ -216,7 +216,7 @@ def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Ro
     )
 
 
-def take_norm(config: DecoderConfig, weights: Weights, name: str) -> Norm:
+def take_norm(config: DecoderConfig, weights: Reader, name: str) -> Norm:
     """Take a norm, such that its weight is what the normalised values are multiplied by."""
     weight = weights.take(name)
     if config.norms_from_one:
@@ -226,17 +226,17 @@ def take_norm(config: DecoderConfig, weights: Weights, name: str) -> Norm:
 
 
 def _take_optional(
-    config: DecoderConfig, weights: Weights, prefix: str, name: str | None
+    config: DecoderConfig, weights: Reader, prefix: str, name: str | None
 ) -> Norm | None:
     return None if name is None else take_norm(config, weights, f"{prefix}{name}.weight")
 
 
-def _take_head_norms(config: DecoderConfig, weights: Weights, prefix: str) -> HeadNorms:
+def _take_head_norms(config: DecoderConfig, weights: Reader, prefix: str) -> HeadNorms:
     queries, keys = (take_norm(config, weights, f"{prefix}{name}.weight") for name in HEAD_NORMS)
     return HeadNorms(queries, keys, config.heads, config.kv_heads)
 
 
-def take_feed(config: DecoderConfig, weights: Weights, index: int, norm: Norm) -> FeedForward:
+def take_feed(config: DecoderConfig, weights: Reader, index: int, norm: Norm) -> FeedForward:
     """Take the weights of a layer's feed-forward but for the norm before it."""
     prefix = layer_prefix(index)
     if config.experts is not None and is_routed(config, index):
@@ -260,7 +260,7 @@ class Decoder(Generic[_Layer]):
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Weights,
+        weights: Reader,
         layers: Iterable[_Layer],
         take_norm: Callable[[str], Norm],
         *,
