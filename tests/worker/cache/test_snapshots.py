@@ -32,7 +32,7 @@ MIXED = Subject("mixed", (standard(), None, rotating(48), Recurrent()))
 def cache_pair(watched: Callable[[Counting], None]) -> Pair:
     """Return standard layers without rows; fails the test that leaves a snapshot open."""
     new = pair(STANDARD)
-    watched(new.caches.contents)
+    watched(new.caches.contents.book)
     return new
 
 

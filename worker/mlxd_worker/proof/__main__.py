@@ -21,9 +21,24 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.ops.findings import versions_of
 from mlxd_worker.machine.backend import Backend, prepare_backend
 from mlxd_worker.proof.families import WIDE, WIDEST
-from mlxd_worker.proof.tokenizing import check_tokenizer
+from mlxd_worker.tokenizing.files import load_tokenizer
 
 LLAMA: Final = "LlamaForCausalLM"
+TEXT: Final = "The quick brown fox, 12 times. "
+
+
+def check_tokenizer(path: Path) -> str | None:
+    """Return what is wrong with a model's tokenizer, or None. Blocks on the disk."""
+    try:
+        tokenizer = load_tokenizer(path)
+        ids = tokenizer.encode(TEXT)
+        text = tokenizer.decode(ids)
+    except MlxdError as error:
+        return error.describe()
+    # One that lowers letters or knows few of them is whole; one that gives none back is not.
+    if set(text.lower()).isdisjoint(set(TEXT.lower()) - {" "}):
+        return f"{TEXT!r} comes back as {text!r:.80}"
+    return None
 
 
 class Report:

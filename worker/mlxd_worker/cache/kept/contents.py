@@ -60,24 +60,25 @@ class RowContents:
         self._in_place = in_place
         self._lifted_nbytes = lifted_nbytes
         self._place = place
-        self._layers: dict[Kind, list[LayerCache]] = {}
+        self.layers: dict[Kind, list[LayerCache]] = {}
+        """The layers that remember something, by what they do."""
         for layer in layers:
             if layer is not None:
-                self._layers.setdefault(layer.kind, []).append(layer)
+                self.layers.setdefault(layer.kind, []).append(layer)
         self._whole = [
-            layer for kind, same in self._layers.items() if not kind.sliceable for layer in same
+            layer for kind, same in self.layers.items() if not kind.sliceable for layer in same
         ]
         """Those that do not go back by themselves to any offset; the others always do."""
         self._rows: dict[RowId, _Row] = {}
         self.rest: Callable[[], None] | None = None
         """What is called before arrays are written, but for a pass's own tokens."""
-        self._read = _reader(self._layers, place)
+        self._read = _reader(self.layers, place)
         self.book = SnapshotBook(self._read)
 
     @property
     def kinds(self) -> tuple[Kind, ...]:
         """What the model's layers remember; a capture has one snapshot of each."""
-        return tuple(self._layers)
+        return tuple(self.layers)
 
     def offset(self, row: RowId) -> int:
         """Return how many tokens the row holds.
@@ -234,7 +235,7 @@ class RowContents:
             raise RowError(f"row {row} is restored before its captures were taken")
         by_kind = self._by_kind(parts)
         if not all(
-            self._restorable(kind, by_kind[kind], state.offset, target) for kind in self._layers
+            self._restorable(kind, by_kind[kind], state.offset, target) for kind in self.layers
         ):
             return False
         if self.rest is not None:
@@ -242,12 +243,12 @@ class RowContents:
         for kind, chosen in by_kind.items():
             for part in chosen:
                 self._put_back(row, kind, part, target)
-        evaluate([layer for layers in self._layers.values() for layer in layers])
+        evaluate([layer for layers in self.layers.values() for layer in layers])
         state.offset = target
         return True
 
     def _restorable(self, kind: Kind, parts: list[Snapshot], offset: int, target: int) -> bool:
-        layers = self._layers[kind]
+        layers = self.layers[kind]
         if not parts:
             return target <= offset and all(layer.rewinds(offset, target) for layer in layers)
         first, last = parts[0], parts[-1]
@@ -267,7 +268,7 @@ class RowContents:
             return
         if kind.sliceable:
             self._copy_out(row, start, stop)
-        place, layers = self._place(row), self._layers[kind]
+        place, layers = self._place(row), self.layers[kind]
         if part.row is None:
             for layer, state in zip(layers, part.layers, strict=True):
                 whole = stop == part.stop
@@ -286,7 +287,7 @@ class RowContents:
             evaluate(some)
 
     def _by_kind(self, parts: Sequence[Snapshot]) -> dict[Kind, list[Snapshot]]:
-        by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self._layers}
+        by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self.layers}
         for part in parts:
             part.check_open()
             if part.kind not in by_kind:
@@ -298,7 +299,7 @@ class RowContents:
         return by_kind
 
     def _keep_all(self, row: RowId, start: int, stop: int) -> dict[Kind, Snapshot]:
-        kept = ((kind, self._keep(row, kind, start, stop)) for kind in self._layers)
+        kept = ((kind, self._keep(row, kind, start, stop)) for kind in self.layers)
         return {kind: snapshot for kind, snapshot in kept if snapshot is not None}
 
     def _keep(self, row: RowId, kind: Kind, start: int, stop: int) -> Snapshot | None:
@@ -306,7 +307,7 @@ class RowContents:
 
         None where nothing lies between. The caller closes it.
         """
-        if kind not in self._layers:
+        if kind not in self.layers:
             raise RowError(f"the model has no {kind} layers")
         if start >= stop:
             return None

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlxd_shared.domain.cache_reasons import CacheReason
-from mlxd_worker.cache.base import Kind, LayerCache, RowId
+from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.disk.arrivals import Arrivals
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.kept.points import (
@@ -73,10 +73,7 @@ class PrefixCache:
         self._contents = caches.contents
         self._tenants: dict[RowId, Tenant] = {}
         self._evicted = EvictedRuns()
-        self._layers: dict[Kind, list[LayerCache]] = {}
-        for layer in caches.layers:
-            if layer is not None:
-                self._layers.setdefault(layer.kind, []).append(layer)
+        self._layers = caches.contents.layers
         self._trie: PrefixTrie[Kind, Snapshot] = PrefixTrie(
             tuple(self._layers), caches.contents.book.merge
         )
