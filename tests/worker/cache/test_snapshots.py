@@ -365,7 +365,7 @@ def test_a_leak_is_found() -> None:
     with pytest.raises(AssertionError, match="snapshot"):
         cache_pair.end()
     with pytest.raises(AssertionError, match="left open"), watching() as watch:
-        watch(cache_pair.caches.contents)
+        watch(cache_pair.caches.contents.book)
     snapshot.close()
 
 
