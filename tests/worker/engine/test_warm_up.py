@@ -23,8 +23,7 @@ from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
-from mlxd_worker.models.base import Batch
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities
 from mlxd_worker.thread.facts import LoadJob
 from mlxd_worker.thread.host import ModelHost
 from tests.support.tiny_model import write_tiny_model

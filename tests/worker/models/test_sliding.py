@@ -17,8 +17,7 @@ from mlxd_worker.cache.base import Kind, LayerCache, RowId
 from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
-from mlxd_worker.models.base import Batch
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities
 from mlxd_worker.models.loader import inspect_model
 from tests.support.engines import tiny_engine
 from tests.support.random_model import LARGE, write_sliding_model

@@ -23,8 +23,7 @@ from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.engine.stepping.joined import Joined
 from mlxd_worker.engine.stepping.plain import Plain
 from mlxd_worker.kernels.switches import SWITCHES
-from mlxd_worker.models.base import JoiningPasses, Model, Passes
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Capabilities, JoiningPasses, Model, Passes
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,8 +37,7 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, plan_pass
 from mlxd_worker.models.layers.llama_layers import (
     Decoder,
     FeedForward,

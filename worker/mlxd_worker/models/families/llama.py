@@ -20,8 +20,7 @@ from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels.decode_attention import serves
 from mlxd_worker.kernels.device import runs_cpu
-from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, plan_pass
 from mlxd_worker.models.layers.llama_layers import (
     Decoder,
     Layer,

@@ -24,8 +24,7 @@ from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, plan_pass
 from mlxd_worker.models.families.delta_mixer import (
     DeltaMixer,
     delta_cache,

@@ -33,8 +33,7 @@ from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.models.base import Batch, Model, plan_pass
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, Model, plan_pass
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors
 from mlxd_worker.models.weights.reader import Reader
 from mlxd_worker.models.zoo.caches import (
