@@ -21,7 +21,7 @@ from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 from mlxd_shared.domain.figures import PrefixDiskFigures
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
-from mlxd_worker.cache.prefix.counts import PrefixCounts
+from mlxd_worker.cache.prefix.lookup import PrefixCounts
 from mlxd_worker.engine.loop import Occupancy
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts

@@ -35,7 +35,7 @@ from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.changes import LIFTED_NBYTES
-from mlxd_worker.cache.prefix.counts import PrefixCounts
+from mlxd_worker.cache.prefix.lookup import PrefixCounts
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat

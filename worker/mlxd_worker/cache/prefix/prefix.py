@@ -32,9 +32,14 @@ from mlxd_worker.cache.kept.points import (
     prompt_points,
 )
 from mlxd_worker.cache.kept.snapshot import Snapshot
-from mlxd_worker.cache.prefix.counts import PrefixCounts
 from mlxd_worker.cache.prefix.evicted import EvictedRuns
-from mlxd_worker.cache.prefix.lookup import Lookup, Target, best_target, worth_putting_back
+from mlxd_worker.cache.prefix.lookup import (
+    Lookup,
+    PrefixCounts,
+    Target,
+    best_target,
+    worth_putting_back,
+)
 from mlxd_worker.cache.prefix.tenants import Tenant
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, key_of, length, part
