@@ -228,15 +228,9 @@ class Pair:
             self._note(left, record.history[:at], record.start, at)
             self._note(right, record.history, at, record.stop)
 
-    def merge(self, parent: Record | None, child: Record | None) -> None:
-        """Merge two snapshots, one of which may be missing, and record the result."""
-        book = self.caches.contents.book
-        ended = [None if record is None else self.forget(record) for record in (parent, child)]
-        merged = book.merge(*ended)
-        if parent is None or child is None:
-            assert merged is None
-            return
-        assert merged is not None
+    def merge(self, parent: Record, child: Record) -> None:
+        """Merge two snapshots, and record the result."""
+        merged = self.caches.contents.book.merge(self.forget(parent), self.forget(child))
         start = parent.start if merged.kind.sliceable else child.start
         # Of each position the entry that the part had: the parts may be of different rows.
         history = parent.history[: parent.stop] + child.history[parent.stop :]

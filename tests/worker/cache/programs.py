@@ -186,13 +186,7 @@ def split(pair: Pair, step: Step) -> None:
 
 
 def merge(pair: Pair, step: Step) -> None:
-    """Two adjacent snapshots become one; or one, with none beside it, ends."""
-    record = some_record(pair, step)
-    if record is None:
-        return
-    if step.other % 7 == 0:
-        pair.merge(*((record, None) if step.amount % 2 else (None, record)))
-        return
+    """Two adjacent snapshots become one."""
     adjacent = [
         (parent, child)
         for parent in pair.records

@@ -98,7 +98,6 @@ def test_kv_split_and_merged_without_a_byte() -> None:
     lazies = [left.lazy, right.lazy]
     whole = caches.contents.book.merge(left, right)
 
-    assert whole is not None
     assert (spans, lazies) == ([(2, 5), (5, 10)], [True, True])
     assert (whole.start, whole.stop, whole.lazy, whole.nbytes) == (2, 10, True, 0)
     assert mx.get_active_memory() == before_nbytes
@@ -368,9 +367,11 @@ def test_parts_of_two_rows_merge_into_a_copy_of_both() -> None:
         assert unused is not None
         unused.close()
 
+    assert first is not None
+    assert second is not None
+
     merged = caches.contents.book.merge(first, second)
 
-    assert merged is not None
     assert (merged.start, merged.stop, merged.lazy) == (0, 10, False)
     assert numbers_of(merged.read()[0]) == [0, 1, 2, 3, 24, 25, 26, 27, 28, 29]
     merged.close()

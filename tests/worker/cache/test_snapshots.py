@@ -12,7 +12,7 @@ from mlxd_worker.cache import changes
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError, _take_some, split
+from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError, _take_some
 from tests.plugins.leaks import Counting, watching
 from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
@@ -121,13 +121,12 @@ def test_a_snapshot_is_split_and_joined_in_one_evaluation_each(cache_pair: Pair)
     before = [[mx.array(array) for array in state] for state in snapshot.layers]
     book = cache_pair.caches.contents.book
     parts: list[Snapshot] = []
-    merged: list[Snapshot | None] = []
+    merged: list[Snapshot] = []
 
     assert calls_of(lambda: parts.extend(book.split(snapshot, 100)), changes.wait) == 1
     assert calls_of(lambda: merged.append(book.merge(*parts)), changes.wait) == 1
 
     (whole,) = merged
-    assert whole is not None
     for state, arrays in zip(whole.layers, before, strict=True):
         assert all(mx.array_equal(*both).item() for both in zip(state, arrays, strict=True))
     whole.close()
@@ -165,12 +164,11 @@ def test_a_second_close_is_an_error(cache_pair: Pair) -> None:
     closed, divided, first, second = (keep(cache_pair, row, start) for start in (0, 0, 5, 0))
     closed.close()
     left, right = divided.split(5)
-    whole = cache_pair.caches.contents.book.merge(left, first)
-    assert whole is not None
+    assert left is not None
     assert right is not None
+    whole = cache_pair.caches.contents.book.merge(left, first)
 
     for ended in (closed, divided, left, first):
-        assert ended is not None
         for use in (ended.close, ended.read, partial(copy_out, ended)):
             with pytest.raises(SnapshotError):
                 use()
@@ -232,27 +230,14 @@ def early_nbytes(kind: Kind) -> int:
     return 6 * TOKEN_NBYTES if kind is Kind.ROTATING else (3 * 6 + 6 * 6) * 4
 
 
-def test_nothing_is_split_into_nothing(cache_pair: Pair) -> None:
-    """split(None) is (None, None); a split at or beyond an end leaves the snapshot as it is."""
-    assert split(None, 4) == (None, None)
+def test_nothing_is_split_off_at_an_end(cache_pair: Pair) -> None:
+    """A split at or beyond an end leaves the snapshot as it is."""
     snapshot = keep(cache_pair, row_of(cache_pair, 8), 2)
     for at in (-1, 0, 2):
-        assert split(snapshot, at) == (None, snapshot)
+        assert snapshot.split(at) == (None, snapshot)
     for at in (8, 9):
-        assert split(snapshot, at) == (snapshot, None)
+        assert snapshot.split(at) == (snapshot, None)
     snapshot.close()
-
-
-def test_a_merge_with_nothing_closes_the_other(cache_pair: Pair) -> None:
-    """An edge of which half is unknown is unknown: None comes back and nothing leaks."""
-    book, row = cache_pair.caches.contents.book, row_of(cache_pair, 8)
-    for parent, child in [
-        (keep(cache_pair, row), None),
-        (None, keep(cache_pair, row)),
-        (None, None),
-    ]:
-        assert book.merge(parent, child) is None
-        assert all(each.closed for each in (parent, child) if each is not None)
 
 
 def test_what_reaches_no_further_than_its_start_is_not_kept(cache_pair: Pair) -> None:

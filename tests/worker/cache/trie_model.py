@@ -137,10 +137,8 @@ class Book:
         row = self.rows if lazy else None
         return Snapshot(self, kind, first, len(tokens), tags(kind, tokens, first), row=row)
 
-    def merge(self, parent: Snapshot | None, child: Snapshot | None) -> Snapshot | None:
-        """Make one of two of a sliceable kind that are both there."""
-        assert parent is not None
-        assert child is not None
+    def merge(self, parent: Snapshot, child: Snapshot) -> Snapshot:
+        """Make one of two of a sliceable kind."""
         assert parent.kind is child.kind
         assert parent.stop == child.start
         assert parent.row == child.row, "merging would copy what a running row still holds"

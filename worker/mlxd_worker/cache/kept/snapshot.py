@@ -144,11 +144,6 @@ class Snapshot:
         return f"<{state} {self.kind} snapshot {self.ident} of [{self.start}, {self.stop})>"
 
 
-def split(snapshot: Snapshot | None, at: int) -> tuple[Snapshot | None, Snapshot | None]:
-    """Split what there is: (None, None) of None, else `snapshot.split(at)`."""
-    return (None, None) if snapshot is None else snapshot.split(at)
-
-
 def allocate_exactly() -> None:
     """Let the copies made next, which are to be kept, take no more memory than their size.
 
@@ -278,21 +273,15 @@ class SnapshotBook:
             self.add_owned(kind, at, stop, tuple(right)),
         )
 
-    def merge(self, parent: Snapshot | None, child: Snapshot | None) -> Snapshot | None:
+    def merge(self, parent: Snapshot, child: Snapshot) -> Snapshot:
         """Return one snapshot of what the two adjacent ones hold; both end.
 
-        None where either is missing: the other is closed, since it spans no whole edge by itself.
         Two lazy ones of one row become a lazy one; a whole-state kind's child stands for both and
         is returned as it is; else the result owns a copy. A new snapshot has no hook.
 
         Raises:
             SnapshotError: one has ended, or they are of different kinds or not adjacent.
         """
-        if parent is None or child is None:
-            for other in (parent, child):
-                if other is not None:
-                    other.close()
-            return None
         parent.check_open()
         child.check_open()
         if parent is child or parent.kind is not child.kind:

@@ -11,7 +11,7 @@ Invariants:
   chunk unpacks its row, since a product with many queries is faster unpacked.
 """
 
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import mlx.core as mx
 
@@ -34,18 +34,12 @@ from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_
 from mlxd_worker.kernels.device import runs_cpu, runs_cuda
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """Values in few bits: `packed` [..., width * bits / 32], `scales`, `biases` [..., groups]."""
 
     packed: mx.array
     scales: mx.array
     biases: mx.array
-
-    @property
-    def arrays(self) -> tuple[mx.array, mx.array, mx.array]:
-        """All three, in the order of a snapshot."""
-        return (self.packed, self.scales, self.biases)
 
 
 class Packing:
@@ -78,13 +72,8 @@ class Packing:
 
     def product(self, left: mx.array, stored: Packed, *, transpose: bool) -> mx.array:
         """Return `left` times the stored matrices, or their transposes; lazy."""
-        return mx.quantized_matmul(
-            left,
-            *stored.arrays,
-            transpose=transpose,
-            group_size=self.group,
-            bits=self.bits,
-        )
+        group, bits = self.group, self.bits
+        return mx.quantized_matmul(left, *stored, transpose=transpose, group_size=group, bits=bits)
 
 
 class QuantizedKVCache(SliceableCache):
@@ -128,14 +117,14 @@ class QuantizedKVCache(SliceableCache):
             return self._attend_chunk(inputs, new, plan.chunk)
         # All are written before any is read: several groups may live in one arena.
         for group in plan.groups:
-            tokens = (members(array, group) for array in new.arrays)
+            tokens = (members(array, group) for array in new)
             arrays = self._arenas[group.arena]
             scatter(arrays, group.write_slots, group.write_positions, tokens)
         return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
 
     def _attend_chunk(self, inputs: Asked, new: Packed, chunk: Chunk) -> mx.array:
         arrays = self._arenas[chunk.arena]
-        write_block(arrays, chunk.start, new.arrays)
+        write_block(arrays, chunk.start, new)
         row = slice(chunk.slot, chunk.slot + 1)
         span = chunk.capacity if inputs.plan.bounded_shapes else chunk.length
         keys, values = self._unpack(Packed(*(array[row, :, :span] for array in arrays)))
@@ -159,8 +148,8 @@ class QuantizedKVCache(SliceableCache):
         folded = (queries * inputs.scale).reshape(
             slots, self.kv_heads, shared * width, self.head_dim
         )
-        keys = Packed(*(array[:, : self.kv_heads] for array in seen.arrays))
-        values = Packed(*(array[:, self.kv_heads :] for array in seen.arrays))
+        keys = Packed(*(array[:, : self.kv_heads] for array in seen))
+        values = Packed(*(array[:, self.kv_heads :] for array in seen))
         scores = self.packing.product(folded, keys, transpose=True)
         span = scores.shape[-1]
         scores = scores.reshape(slots, self.kv_heads, shared, width, span) + mask[:, :, None]

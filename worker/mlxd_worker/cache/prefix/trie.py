@@ -73,7 +73,7 @@ class PrefixTrie(Generic[K, S]):
     def __init__(
         self,
         kinds: Collection[K],
-        merge: Callable[[S | None, S | None], S | None],
+        merge: Callable[[S, S], S],
         *,
         value: Value[K, S] = reuse_value,
         edge_tokens: int = EDGE_TOKENS_MAX,
@@ -286,7 +286,6 @@ class PrefixTrie(Generic[K, S]):
             return node
         for kind in self._sliceable:
             merged = self._merge(self._release(node, kind), self._release(child, kind))
-            assert merged is not None, "both had a snapshot"
             self._adopt(child, kind, merged)
         child.take_front()
         self._review(child)
