@@ -339,8 +339,9 @@ class Pair:
             self.close(self.records[0])
         for row in list(self.rows):
             self.leave(row)
-        assert self.caches.contents.book.live == 0, self.records
-        assert self.caches.contents.book.nbytes == 0
+        book = self.caches.contents.book
+        assert book.live == 0, f"snapshots left open: {book.live}"
+        assert book.nbytes == 0
         assert self.caches.nbytes == 0
         assert self.caches.state() == []
 
