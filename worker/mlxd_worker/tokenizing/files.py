@@ -13,7 +13,9 @@ from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from mlxd_models.files.generation_defaults import GENERATION_CONFIG_FILE
 from mlxd_models.files.model_config import (
+    CONFIG_FILE,
     SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -26,9 +28,6 @@ from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.rules import Judgement, check_tokenizer, read_settings
 from mlxd_worker.text.tokenizer import Tokenizer, library_faults, read_raw
 from mlxd_worker.tokenizing.children import try_tokenizer
-
-GENERATION_CONFIG_FILE: Final = "generation_config.json"
-CONFIG_FILE: Final = "config.json"
 
 _EOS_SOURCES: Final = (
     (GENERATION_CONFIG_FILE, "eos_token_id"),
