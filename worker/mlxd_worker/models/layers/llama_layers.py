@@ -69,7 +69,15 @@ class Rotation:
         plan: of the pass, in which all layers share the angles where MLX would make them anew.
         """
         if self._uses_fused(heads):
-            return self._rotate(heads, offsets)
+            return mx.fast.rope(
+                heads,
+                self.dims,
+                traditional=self.config.interleaved,
+                base=self.config.base if self.table is None else None,
+                scale=self.config.position_scale,
+                offset=offsets,
+                freqs=self.table,
+            )
         count, width, half = heads.shape[0], heads.shape[2], self.dims // 2
         angles = partial(self._angles, offsets, width)
         cosines, sines = (
@@ -88,17 +96,6 @@ class Rotation:
         """Return by how many radians pairs turn, `[N, 1, width, 1, dims / 2]`."""
         positions = offsets[:, None] + mx.arange(width, dtype=offsets.dtype)
         return (positions.astype(mx.float32)[..., None] / self.periods())[:, None, :, None]
-
-    def _rotate(self, heads: mx.array, offsets: mx.array) -> mx.array:
-        return mx.fast.rope(
-            heads,
-            self.dims,
-            traditional=self.config.interleaved,
-            base=self.config.base if self.table is None else None,
-            scale=self.config.position_scale,
-            offset=offsets,
-            freqs=self.table,
-        )
 
     def periods(self) -> mx.array:
         """Return by how many positions each pair turns by one radian, lazy."""
