@@ -9,21 +9,12 @@ Invariants:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
 from mlxd_worker.cache.base import RowError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A capture that is to be made now: what lies in [start, stop), or the state at `stop`."""
-
-    start: int
-    stop: int
 
 
 class Captures(Generic[T]):
@@ -56,10 +47,13 @@ class Captures(Generic[T]):
         """Where the next capture starts: nothing beyond it has been captured."""
         return self._base
 
-    def due(self, offset: int) -> Due | None:
-        """Return the capture to make now that the row stands at `offset`, if there is one."""
+    def due(self, offset: int) -> tuple[int, int] | None:
+        """Return the capture to make now that the row stands at `offset`, if there is one.
+
+        It is of what lies between both offsets, or of the state at the second.
+        """
         stop = self.next_stop
-        return Due(self._base, stop) if stop is not None and stop <= offset else None
+        return (self._base, stop) if stop is not None and stop <= offset else None
 
     def fire(self, result: T | None) -> None:
         """Note what came of the capture at `next_stop`, which there must be."""

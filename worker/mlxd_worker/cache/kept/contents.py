@@ -192,7 +192,7 @@ class RowContents:
         state = self._of(row)
         captures = state.captures
         while captures is not None and (due := captures.due(state.offset)) is not None:
-            captures.fire(self._keep_all(row, due.start, due.stop) or None)
+            captures.fire(self._keep_all(row, *due) or None)
 
     def take(self, row: RowId) -> list[Kept | None]:
         """Return one capture for each scheduled offset and end the schedule; the caller owns them.
