@@ -320,7 +320,7 @@ class RowCaches:
     def _slots_of(self, rows: tuple[RowId, ...], lengths: tuple[int, ...], least: int) -> RowSlots:
         """Return how one token of each row lies; made anew where rows or places have changed."""
         kept, version = self._row_slots, self.table.version
-        if kept is None or (kept.rows, kept.version) != (rows, version) or kept.flat < least:
+        if kept is None or (kept.rows, kept.version) != (rows, version) or kept.layout.flat < least:
             places = [self.table.place(row) for row in rows]
             kept = self._row_slots = lay_rows(
                 rows,
