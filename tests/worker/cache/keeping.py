@@ -7,13 +7,8 @@ from mlxd_worker.cache.kept.contents import RowContents
 from mlxd_worker.cache.kept.snapshot import Snapshot
 
 
-def snapshot_of(contents: RowContents, row: RowId, kind: Kind, start: int) -> Snapshot | None:
-    """Keep what the row's layers of `kind` hold, of positions [start, offset) where sliceable."""
-    return contents._keep(row, kind, max(start, 0), contents.offset(row))
-
-
 def snapshots_of(contents: RowContents, row: RowId, start: int) -> dict[Kind, Snapshot]:
-    """Return `snapshot_of` of every kind; empty where nothing lies between."""
+    """Return snapshots of every kind; empty where nothing lies between."""
     return contents._keep_all(row, max(start, 0), contents.offset(row))
 
 

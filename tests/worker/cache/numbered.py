@@ -19,7 +19,6 @@ from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.rotating import RotatingCache
 from mlxd_worker.cache.rows import RowCaches
-from tests.worker.cache.keeping import snapshot_of
 
 TOKENS = 256
 """Numbers a token may have: the width of a head."""
@@ -74,7 +73,7 @@ class Numbered:
 
     def keep(self, start: int, row: RowId = ROW) -> Snapshot:
         """Return a snapshot of the row."""
-        snapshot = snapshot_of(self.contents, row, self.layer.kind, start)
+        snapshot = self.contents.snapshot(row, self.layer.kind, start)
         assert snapshot is not None
         return snapshot
 

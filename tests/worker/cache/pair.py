@@ -19,7 +19,7 @@ from mlxd_worker.cache.kept.contents import Kept
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.mlx_memory import live_nbytes
-from tests.worker.cache.keeping import snapshot_of, snapshots_of
+from tests.worker.cache.keeping import snapshots_of
 from tests.worker.cache.subjects import Fed, Subject
 
 CONTEXT_MAX = 1024
@@ -164,7 +164,7 @@ class Pair:
 
     def snapshot(self, row: RowId, kind: Kind, start: int) -> Record | None:
         """Keep one kind of a row."""
-        snapshot = snapshot_of(self.caches.contents, row, kind, start)
+        snapshot = self.caches.contents.snapshot(row, kind, start)
         start, stop = max(start, 0), self.rows[row].length
         assert (snapshot is None) == (start >= stop)
         return None if snapshot is None else self._record(row, snapshot, start, stop)

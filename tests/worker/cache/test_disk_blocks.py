@@ -15,7 +15,7 @@ from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from tests.support.kept_on_disk import BLOCK_TOKENS, shapes_of
-from tests.worker.cache.keeping import copy_out, snapshot_of, snapshots_of
+from tests.worker.cache.keeping import copy_out, snapshots_of
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import SUBJECTS, Subject
 
@@ -168,7 +168,7 @@ def test_only_what_is_whole_and_at_rest_is_cut() -> None:
     assert row is not None
     held.append([row], 60)
     contents = held.caches.contents
-    snapshot = snapshot_of(contents, row, Kind.STANDARD, 10)
+    snapshot = contents.snapshot(row, Kind.STANDARD, 10)
     assert snapshot is not None
     assert cut([snapshot], 16, 32) is None, "lazy"
     copy_out(snapshot)

@@ -10,7 +10,7 @@ from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.mlx_memory import live_nbytes
-from tests.worker.cache.keeping import copy_out, snapshot_of
+from tests.worker.cache.keeping import copy_out
 from tests.worker.cache.numbered import OTHER, ROW, TOKENS, numbers_of, sliding, standard, union
 
 
@@ -191,7 +191,7 @@ def test_fault_7_several_tokens_after_and_before_the_wrap(wrapped: bool) -> None
 def test_fault_8_nothing_is_not_everything(window: int | None) -> None:
     """The range [0, 0) is empty: of a snapshot, of a rewind, of what a row holds."""
     caches = standard() if window is None else sliding(window)
-    assert snapshot_of(caches.contents, ROW, caches.layer.kind, 0) is None
+    assert caches.contents.snapshot(ROW, caches.layer.kind, 0) is None
     caches.write([1, 2, 3])
     snapshot = caches.keep(0)
     caches.join(OTHER)
@@ -242,7 +242,7 @@ def test_fault_9_a_recurrent_state_is_no_view_either() -> None:
     arena_nbytes = caches.nbytes
 
     before_nbytes = live_nbytes()
-    snapshot = snapshot_of(caches.contents, ROW, Kind.RECURRENT, 0)
+    snapshot = caches.contents.snapshot(ROW, Kind.RECURRENT, 0)
 
     assert snapshot is not None
     assert mx.get_active_memory() - before_nbytes == snapshot.nbytes == 3 * 64 * 4

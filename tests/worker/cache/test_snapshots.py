@@ -16,7 +16,7 @@ from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError,
 from tests.plugins.leaks import Counting, watching
 from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
-from tests.worker.cache.keeping import copy_out, snapshot_of, snapshots_of
+from tests.worker.cache.keeping import copy_out, snapshots_of
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import Recurrent, Subject, rotating, standard
 
@@ -47,7 +47,7 @@ def row_of(into: Pair, tokens: int, *, reserved: int = 1000) -> RowId:
 
 def keep(into: Pair, row: RowId, start: int = 0) -> Snapshot:
     """Return a snapshot of a row's standard layers that the test itself closes."""
-    snapshot = snapshot_of(into.caches.contents, row, Kind.STANDARD, start)
+    snapshot = into.caches.contents.snapshot(row, Kind.STANDARD, start)
     assert snapshot is not None
     return snapshot
 
@@ -244,9 +244,9 @@ def test_what_reaches_no_further_than_its_start_is_not_kept(cache_pair: Pair) ->
     """A snapshot at or below its start is None; a negative start is 0."""
     contents = cache_pair.caches.contents
     row, empty = row_of(cache_pair, 8), row_of(cache_pair, 0)
-    assert snapshot_of(contents, row, Kind.STANDARD, 8) is None
-    assert snapshot_of(contents, row, Kind.STANDARD, 9) is None
-    assert snapshot_of(contents, empty, Kind.STANDARD, -5) is None
+    assert contents.snapshot(row, Kind.STANDARD, 8) is None
+    assert contents.snapshot(row, Kind.STANDARD, 9) is None
+    assert contents.snapshot(empty, Kind.STANDARD, -5) is None
     assert snapshots_of(contents, empty, 0) == {}
 
     snapshot = keep(cache_pair, row, -3)
@@ -264,7 +264,7 @@ def test_rows_and_offsets_that_cannot_be_are_refused(cache_pair: Pair) -> None:
         lambda: contents.restore(row, [snapshot], 257),
         lambda: contents.restore(row, [snapshot, snapshot], 8),
         lambda: contents.restore(RowId(9), [], 0),
-        lambda: snapshot_of(contents, row, Kind.RECURRENT, 0),
+        lambda: contents.snapshot(row, Kind.RECURRENT, 0),
         lambda: contents.appending(row, 7, 9),
         lambda: contents.appending(row, 8, 7),
         lambda: contents.join(row),

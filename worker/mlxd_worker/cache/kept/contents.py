@@ -162,6 +162,17 @@ class RowContents:
         self.book.copy_out(self.book.lazy_of(row), waits=not self._in_place)
         del self._rows[row]
 
+    def snapshot(self, row: RowId, kind: Kind, start: int) -> Snapshot | None:
+        """Keep what the row's layers of `kind` hold: of positions [start, offset) where sliceable.
+
+        Those are lazy; any other is a copy of the state at the row's offset. A negative start is 0;
+        None where nothing lies between. The caller closes it.
+
+        Raises:
+            RowError: unknown row, or the model has no such layers.
+        """
+        return self._keep(row, kind, max(start, 0), self.offset(row))
+
     def schedule(self, row: RowId, offsets: Sequence[int]) -> None:
         """Ask for captures at `offsets`, sorted, distinct, none behind the row.
 
@@ -303,10 +314,6 @@ class RowContents:
         return {kind: snapshot for kind, snapshot in kept if snapshot is not None}
 
     def _keep(self, row: RowId, kind: Kind, start: int, stop: int) -> Snapshot | None:
-        """Keep positions [start, stop) where sliceable, lazy; else a copy of the state at `stop`.
-
-        None where nothing lies between. The caller closes it.
-        """
         if kind not in self.layers:
             raise RowError(f"the model has no {kind} layers")
         if start >= stop:
