@@ -91,13 +91,9 @@ class PrefixTrie(Generic[K, S]):
         self._edge_tokens = edge_tokens
         self._root: Node[K, S] = Node(None, Key(b""), 0)
         self._now = 0
-        self._nbytes = 0
-        self._evictable: Ranking[K, S] = Ranking(self._worth, rerank_requests=rerank_requests)
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = 0
         """The bytes that all snapshots in here own."""
-        return self._nbytes
+        self._evictable: Ranking[K, S] = Ranking(self._worth, rerank_requests=rerank_requests)
 
     def nodes(self) -> Iterator[Node[K, S]]:
         """Yield every node but the root, parents first; the trie must not change meanwhile."""
@@ -186,11 +182,11 @@ class PrefixTrie(Generic[K, S]):
 
         Leaves go before what they hang from. Of an inner node only whole-state snapshots can go.
         """
-        if self._nbytes <= to_nbytes:
+        if self.nbytes <= to_nbytes:
             return []
         gone: list[Evicted] = []
         self._evictable.rank(self._now)
-        while self._nbytes > max(to_nbytes, 0):
+        while self.nbytes > max(to_nbytes, 0):
             node = self._evictable.least()
             gone.append(self._describe(node))
             if node.children:
@@ -219,7 +215,7 @@ class PrefixTrie(Generic[K, S]):
             self._empty(node)
         self._evictable.clear()
         self._root = Node(None, Key(b""), self._now)
-        self._nbytes = 0
+        self.nbytes = 0
 
     def _check_fit(self, end: int, snapshots: Mapping[K, S]) -> None:
         if not end:
@@ -336,7 +332,7 @@ class PrefixTrie(Generic[K, S]):
 
     def _grow(self, node: Node[K, S], nbytes: int) -> None:
         node.nbytes += nbytes
-        self._nbytes += nbytes
+        self.nbytes += nbytes
 
     def _note_materialised(self, node: Node[K, S], nbytes: int) -> None:
         self._grow(node, nbytes)
