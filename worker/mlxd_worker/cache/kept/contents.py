@@ -61,7 +61,7 @@ class RowContents:
         self._lifted_nbytes = lifted_nbytes
         self._place = place
         self.layers: dict[Kind, list[LayerCache]] = {}
-        """The layers that remember something, by what they do."""
+        """The layers that remember something, by kind; a capture has one snapshot of each."""
         for layer in layers:
             if layer is not None:
                 self.layers.setdefault(layer.kind, []).append(layer)
@@ -74,11 +74,6 @@ class RowContents:
         """What is called before arrays are written, but for a pass's own tokens."""
         self._read = _reader(self.layers, place)
         self.book = SnapshotBook(self._read)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """What the model's layers remember; a capture has one snapshot of each."""
-        return tuple(self.layers)
 
     def offset(self, row: RowId) -> int:
         """Return how many tokens the row holds.
@@ -158,7 +153,7 @@ class RowContents:
         Raises:
             RowError: unknown row.
         """
-        self._drop_captures(self._of(row))
+        self.unschedule(row)
         self.book.copy_out(self.book.lazy_of(row), waits=not self._in_place)
         del self._rows[row]
 
@@ -224,7 +219,11 @@ class RowContents:
         Raises:
             RowError: unknown row.
         """
-        self._drop_captures(self._of(row))
+        state = self._of(row)
+        captures, state.captures = state.captures, None
+        for kept in captures.results() if captures is not None else []:
+            for snapshot in (kept or {}).values():
+                snapshot.close()
 
     def restore(self, row: RowId, parts: Sequence[Snapshot], target: int) -> bool:
         """Bring the row to exactly `target`, holding what `parts` do; or leave it and return False.
@@ -335,12 +334,6 @@ class RowContents:
         ]
         if touched:
             self.book.copy_out(touched)
-
-    def _drop_captures(self, state: _Row) -> None:
-        captures, state.captures = state.captures, None
-        for kept in captures.results() if captures is not None else []:
-            for snapshot in (kept or {}).values():
-                snapshot.close()
 
     def _of(self, row: RowId) -> _Row:
         try:

@@ -51,7 +51,7 @@ def way_of(able: Capabilities, caches: RowCaches) -> Way:
         lead if SWITCHES.is_on(FastPath.RUN_AHEAD) else None,
         joins=joins and SWITCHES.is_on(FastPath.JOINED_PASSES),
         # A recurrent state never goes back to before a wrong guess.
-        guesses=Kind.RECURRENT not in caches.contents.kinds,
+        guesses=Kind.RECURRENT not in caches.contents.layers,
     )
 
 
