@@ -33,7 +33,7 @@ from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import timestamp_to_pb, write
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
-from mlxd_worker.thread.facts import Figures, Loaded
+from mlxd_worker.thread.facts import Figures
 
 
 class StatusServicer:
@@ -113,6 +113,7 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
     process = psutil.Process()
     times = process.cpu_times()
     identity, job = worker.identity, worker.job
+    device = identity.device or identity.backend.kind.first_name  # the controller's name for it
     blas = identity.backend.blas
     own = WorkerFigures(
         pid=process.pid,
@@ -127,7 +128,7 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         math_library=MathLibrary(blas.name, blas.version, blas.threads, blas.reason),
         compiles=identity.backend.compile_allowed,
         fast_paths_off=tuple(f"{path.value}: {why}" for path, why in identity.off.items()),
-        memory=memory_of(figures, device=device_name(worker), rss=process.memory_info().rss),
+        memory=memory_of(figures, device=device, rss=process.memory_info().rss),
         age_s=max(time.monotonic() - figures.at_s, 0.0),
         streams_running=figures.running,
         streams_waiting=figures.waiting,
@@ -140,10 +141,8 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
     )
     if job is not None:
         own = replace(own, model_name=job.name, model_path=str(job.path), model_digest=job.digest)
-    return own if worker.loaded is None else _with_model(own, worker.loaded)
-
-
-def _with_model(own: WorkerFigures, loaded: Loaded) -> WorkerFigures:
+    if (loaded := worker.loaded) is None:
+        return own
     return replace(
         own,
         context_length=loaded.context_length,
@@ -155,11 +154,6 @@ def _with_model(own: WorkerFigures, loaded: Loaded) -> WorkerFigures:
         prefix_cache_nbytes=loaded.prefix_cache_nbytes,
         sampling=loaded.sampling,
     )
-
-
-def device_name(worker: Worker) -> str:
-    """Return the controller's name for the model's device, or its kind's if there is none."""
-    return worker.identity.device or worker.identity.backend.kind.first_name
 
 
 def memory_of(figures: Figures, *, device: str, rss: int) -> MemoryFigures:
