@@ -59,10 +59,7 @@ def find_wheel() -> Wheel:
     Raises:
         BlasError: it is not installed, or holds no library.
     """
-    try:
-        distribution = importlib.metadata.distribution(WHEEL)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise BlasError(f"{WHEEL} is not installed") from error
+    distribution = _distribution(WHEEL)
     for file in distribution.files or ():
         if file.name.startswith("lib") and file.name.endswith(".so"):
             path = Path(str(distribution.locate_file(file))).resolve()
@@ -79,15 +76,18 @@ def find_patcher() -> Path:
     Raises:
         BlasError: it is not installed.
     """
-    try:
-        files = importlib.metadata.distribution(PATCHER).files or ()
-    except importlib.metadata.PackageNotFoundError as error:
-        raise BlasError(f"{PATCHER} is not installed") from error
-    for file in files:
+    for file in _distribution(PATCHER).files or ():
         path = Path(str(file.locate())).resolve()
         if file.name == PATCHER and os.access(path, os.X_OK):
             return path
     raise BlasError(f"{PATCHER} is installed without its program")
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise BlasError(f"{name} is not installed") from error
 
 
 def cache_folders(environ: Mapping[str, str]) -> Iterator[Path]:

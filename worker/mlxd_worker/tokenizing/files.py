@@ -9,6 +9,7 @@ Sources, first that says it wins
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
@@ -72,9 +73,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
             add_bos=add_bos,
             eos_ids=eos_ids,
             content=content,
-            is_plain=judged.is_plain,
-            is_modest=judged.is_modest,
-            piece_chars_max=judged.piece_chars_max,
+            **asdict(judged),
         )
     if tokenizer.piece_chars_max > TOKENIZER_PIECE_CHARS_MAX:
         problem = f"a token of {tokenizer.piece_chars_max} characters; at most"
