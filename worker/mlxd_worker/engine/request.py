@@ -111,6 +111,17 @@ class Failed:
 Event = Tokens | Finished | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How busy the engine is."""
+
+    running: int = 0
+    waiting: int = 0
+    oldest_wait_s: float = 0.0
+    kv_tokens_used: int = 0
+    kv_tokens_capacity: int = 0
+
+
 class Sink(Protocol):
     """Where a stream's events go. Real: the event loop's stream; tests collect into a list."""
 

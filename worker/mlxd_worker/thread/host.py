@@ -22,8 +22,7 @@ from mlxd_shared.domain.figures import PrefixDiskFigures
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.prefix.lookup import PrefixCounts
-from mlxd_worker.engine.loop import Occupancy
-from mlxd_worker.engine.request import Cancel, Failed, Submit
+from mlxd_worker.engine.request import Cancel, Failed, Occupancy, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
 from mlxd_worker.machine.device_name import device_name
 from mlxd_worker.memory.ledger import Account, Audit, Ledger
@@ -185,14 +184,9 @@ class ModelHost:
     def figures(self) -> Figures:
         """Return the current figures."""
         engine = self._resident.engine if self._resident else None
-        load = engine.occupancy() if engine else Occupancy()
         return Figures(
             at_s=time.monotonic(),
-            running=load.running,
-            waiting=load.waiting,
-            oldest_wait_s=load.oldest_wait_s,
-            kv_tokens_used=load.kv_tokens_used,
-            kv_tokens_capacity=load.kv_tokens_capacity,
+            load=engine.occupancy() if engine else Occupancy(),
             accounts=self._ledger.report(),
             mlx_active_nbytes=mx.get_active_memory(),
             mlx_cache_nbytes=mx.get_cache_memory(),
