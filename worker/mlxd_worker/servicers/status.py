@@ -113,7 +113,6 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
     process = psutil.Process()
     times = process.cpu_times()
     identity, job = worker.identity, worker.job
-    device = identity.device or identity.backend.kind.first_name  # the controller's name for it
     blas = identity.backend.blas
     own = WorkerFigures(
         pid=process.pid,
@@ -128,7 +127,7 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         math_library=MathLibrary(blas.name, blas.version, blas.threads, blas.reason),
         compiles=identity.backend.compile_allowed,
         fast_paths_off=tuple(f"{path.value}: {why}" for path, why in identity.off.items()),
-        memory=memory_of(figures, device=device, rss=process.memory_info().rss),
+        memory=memory_of(figures, device=device_name(worker), rss=process.memory_info().rss),
         age_s=max(time.monotonic() - figures.at_s, 0.0),
         streams_running=figures.load.running,
         streams_waiting=figures.load.waiting,
@@ -154,6 +153,11 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         prefix_cache_nbytes=loaded.prefix_cache_nbytes,
         sampling=loaded.sampling,
     )
+
+
+def device_name(worker: Worker) -> str:
+    """Return the controller's name for the model's device, or its kind's if there is none."""
+    return worker.identity.device or worker.identity.backend.kind.first_name
 
 
 def memory_of(figures: Figures, *, device: str, rss: int) -> MemoryFigures:
