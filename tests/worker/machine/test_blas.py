@@ -17,12 +17,12 @@ from mlxd_worker.machine.blas import CHOICE_VARIABLE, THREADS_MAX, THREADS_VARIA
 from mlxd_worker.machine.blas_bundle import (
     KEPT_FILES_MAX,
     SYMBOL_PREFIX,
-    BlasError,
     cache_folders,
     find_wheel,
     is_whole,
     read_dynamic_symbols,
 )
+from mlxd_worker.machine.blas_library import BlasError
 from mlxd_worker.machine.products import LIBRARY, NATIVE
 from tests.worker.fresh_process import environment, result, run, start
 
