@@ -131,8 +131,9 @@ def _build(wheel: Wheel, target: Path) -> None:
         names = Path(scratch) / "names"
         built = Path(scratch) / target.name
         symbols = read_dynamic_symbols(wheel.path)
-        given = (name for name, gives in symbols.items() if gives)
-        prefixed = sorted(name for name in given if name.startswith(SYMBOL_PREFIX))
+        prefixed = sorted(
+            name for name, gives in symbols.items() if gives and name.startswith(SYMBOL_PREFIX)
+        )
         if not prefixed:
             raise BlasError(f"{wheel.path.name} has no symbol that begins with {SYMBOL_PREFIX}")
         lines = (f"{name} {name.removeprefix(SYMBOL_PREFIX)}\n" for name in prefixed)

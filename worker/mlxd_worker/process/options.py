@@ -53,8 +53,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         InvalidRequest: a load option is out of range.
     """
     parser = _parser()
-    given = vars(parser.parse_args(arguments))
-    take = given.pop
+    options = vars(parser.parse_args(arguments))
+    take = options.pop
     disk, disk_size = take("prefix_disk"), take("prefix_disk_size")
     if disk is None and disk_size is not None:
         parser.error("argument --prefix-disk-size: needs --prefix-disk")
@@ -71,11 +71,11 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         raise InvalidRequest(tuple(violations))
     files = ("tls_cert", "tls_key", "tls_client_ca", "token_file", "open_health")
     security = ListenerFiles(*map(take, files))
-    model: Path | None = given["model"]
-    given["name"] = given["name"] or (model.resolve().name if model else "")
-    given["incarnation"] = given["incarnation"] or uuid.uuid4().hex
+    model: Path | None = options["model"]
+    options["name"] = options["name"] or (model.resolve().name if model else "")
+    options["incarnation"] = options["incarnation"] or uuid.uuid4().hex
     folder = _disk_folder(disk, disk_size)
-    return Options(security=security, spec=spec, prefix_disk=folder, **given)
+    return Options(security=security, spec=spec, prefix_disk=folder, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
