@@ -98,11 +98,12 @@ def _random(name: str, shape: Sequence[int], key: mx.array) -> mx.array:
 
 def make_ours(shape: Shape, peer: Any) -> Model:
     """Return our model with the peer's weights, joined as a load joins them."""
-    return LlamaModel(parse_llama(shape.config()), PeerWeights(named_parameters(peer)))
+    weights: Any = PeerWeights(named_parameters(peer))
+    return LlamaModel(parse_llama(shape.config()), weights)
 
 
 class PeerWeights:
-    """Where our model takes its tensors from."""
+    """Where our model takes its tensors from: what a `Reader` has that a Llama asks for."""
 
     def __init__(self, arrays: Mapping[str, mx.array]) -> None:
         """Read from `arrays`, by the names that checkpoints have."""

@@ -81,10 +81,8 @@ class Units:
         """Own nothing that had to be given back."""
 
 
-def merge(parent: Units | None, child: Units | None) -> Units | None:
+def merge(parent: Units, child: Units) -> Units:
     """Return one of two adjacent ones."""
-    assert parent is not None
-    assert child is not None
     assert parent.stop == child.start
     return Units(parent.start, child.stop)
 

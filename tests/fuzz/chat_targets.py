@@ -207,7 +207,7 @@ def tokenizer(rng: random.Random, place: Path) -> None:
     if template_found is not None:
         wanted = ChatFormat(template_found, own)
         wanted.job(_chat(rng))
-        wanted.prompt("<|im_start|>user\n<think>hi<|im_end|>", "123")
+        wanted.encode("<|im_start|>user\n<think>hi<|im_end|>", "123")
 
 
 TARGETS = (template, answers, tokenizer)

@@ -193,5 +193,10 @@ def check_nothing_left(tiny: TinyEngine) -> None:
     """Assert that an idle engine holds no row, no spare once it rests, no snapshot once told."""
     tiny.rest()
     tiny.prefix.shrink(0)
-    left = (tiny.engine.streams, tiny.caches.nbytes, tiny.caches.contents.live, tiny.prefix.nbytes)
+    left = (
+        tiny.engine.streams,
+        tiny.caches.nbytes,
+        tiny.caches.contents.book.live,
+        tiny.prefix.nbytes,
+    )
     assert left == (0, 0, 0, 0), left

@@ -240,7 +240,7 @@ class World:
         self._ledger = Ledger()
         contents = self.tiny.caches.contents
         self._ledger.attach(Account.KV, "rows", self.tiny.caches)
-        self._ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)
+        self._ledger.attach(Account.PREFIX, "snapshots", contents.book, tally=contents.book.tally)
         self.clients: list[Client] = []
 
     def run(self, program: Sequence[Action]) -> Counter[str]:

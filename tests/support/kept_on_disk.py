@@ -109,7 +109,7 @@ def engine_with_disk(
             disk.save(timeout_s=FLUSH_S)
         assert disk.tier.flush(timeout_s=FLUSH_S)
         tiny.prefix.shrink(0)
-        assert tiny.caches.contents.live == 0
+        assert tiny.caches.contents.book.live == 0
     finally:
         disk.tier.close(timeout_s=FLUSH_S)
 

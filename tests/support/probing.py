@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
-from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, Model
 
 
 class Probe:

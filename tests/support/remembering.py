@@ -83,7 +83,7 @@ class Scene:
         """Assert that every byte has an account, the snapshots' the right one, within budget."""
         contents, prefix = self.tiny.caches.contents, self.tiny.prefix
         reports = {report.name: report.nbytes for report in self.ledger.report()}
-        assert reports[Account.PREFIX] == contents.nbytes == prefix.nbytes
+        assert reports[Account.PREFIX] == contents.book.nbytes == prefix.nbytes
         assert prefix.nbytes <= prefix.budget_nbytes
         if not self.tiny.engine.busy:
             assert self.tiny.caches.rows == ()
@@ -104,13 +104,13 @@ def remembering(
     scene = Scene(tiny, cold, live_nbytes())
     scene.ledger.attach(Account.KV, "rows", tiny.caches)
     contents = tiny.caches.contents
-    scene.ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)
+    scene.ledger.attach(Account.PREFIX, "snapshots", contents.book, tally=contents.book.tally)
     yield scene
     assert not tiny.engine.busy
     scene.audit()
     tiny.rest()
     tiny.prefix.shrink(0)
-    assert (tiny.caches.contents.live, tiny.prefix.nbytes) == (0, 0)
+    assert (tiny.caches.contents.book.live, tiny.prefix.nbytes) == (0, 0)
     scene.audit()
 
 

@@ -16,9 +16,8 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.building import builder_of
 from mlxd_worker.models.families.llama import LlamaModel
-from mlxd_worker.models.loader import inspect_model
+from mlxd_worker.models.loader import builder_of, inspect_model
 from mlxd_worker.models.weights.reader import Reader
 from tests.worker.hybrid import error, peer_logits, token_ids
 from tests.worker.tiny import caches_of, forced_logits, ignore_progress, random_weights, write_model

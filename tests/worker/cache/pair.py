@@ -19,6 +19,7 @@ from mlxd_worker.cache.kept.contents import Kept
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.mlx_memory import live_nbytes
+from tests.worker.cache.keeping import snapshots_of
 from tests.worker.cache.subjects import Fed, Subject
 
 CONTEXT_MAX = 1024
@@ -170,7 +171,7 @@ class Pair:
 
     def snapshots(self, row: RowId, start: int) -> None:
         """Keep all kinds of a row."""
-        snapshots = self.caches.contents.snapshots(row, start)
+        snapshots = snapshots_of(self.caches.contents, row, start)
         stop = self.rows[row].length
         assert list(snapshots) == (self.subject.kinds if max(start, 0) < stop else [])
         if snapshots:
@@ -227,15 +228,9 @@ class Pair:
             self._note(left, record.history[:at], record.start, at)
             self._note(right, record.history, at, record.stop)
 
-    def merge(self, parent: Record | None, child: Record | None) -> None:
-        """Merge two snapshots, one of which may be missing, and record the result."""
-        book = self.caches.contents.book
-        ended = [None if record is None else self.forget(record) for record in (parent, child)]
-        merged = book.merge(*ended)
-        if parent is None or child is None:
-            assert merged is None
-            return
-        assert merged is not None
+    def merge(self, parent: Record, child: Record) -> None:
+        """Merge two snapshots, and record the result."""
+        merged = self.caches.contents.book.merge(self.forget(parent), self.forget(child))
         start = parent.start if merged.kind.sliceable else child.start
         # Of each position the entry that the part had: the parts may be of different rows.
         history = parent.history[: parent.stop] + child.history[parent.stop :]
@@ -301,13 +296,15 @@ class Pair:
                 self._check_row(row, held)
         for record in self.records:
             self.check_snapshot(record)
-        captured = contents.live - len(self.records)
+        captured = contents.book.live - len(self.records)
         assert captured >= 0
         assert captured == 0 or any(held.due for held in self.rows.values())
         if not captured:
-            assert contents.nbytes == self.owned_nbytes
-        assert sum(array.nbytes for array in contents.arrays().values()) == contents.nbytes
-        known_nbytes = self.caches.nbytes + contents.nbytes
+            assert contents.book.nbytes == self.owned_nbytes
+        assert (
+            sum(array.nbytes for array in contents.book.arrays().values()) == contents.book.nbytes
+        )
+        known_nbytes = self.caches.nbytes + contents.book.nbytes
         active_nbytes = mx.get_active_memory() - self.baseline_nbytes
         if abs(active_nbytes - known_nbytes) > SLACK_NBYTES:
             gc.collect()  # what a refused step's traceback refers to goes with its cycle
@@ -342,8 +339,9 @@ class Pair:
             self.close(self.records[0])
         for row in list(self.rows):
             self.leave(row)
-        assert self.caches.contents.live == 0, self.caches.contents.book.snapshots
-        assert self.caches.contents.nbytes == 0
+        book = self.caches.contents.book
+        assert book.live == 0, f"snapshots left open: {book.live}"
+        assert book.nbytes == 0
         assert self.caches.nbytes == 0
         assert self.caches.state() == []
 

@@ -10,6 +10,7 @@ import pytest
 
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.kept.snapshot import SnapshotError
+from tests.worker.cache.keeping import copy_out
 from tests.worker.cache.pair import CONTEXT_MAX, Pair, Record, Row
 
 STEPS = 200
@@ -185,13 +186,7 @@ def split(pair: Pair, step: Step) -> None:
 
 
 def merge(pair: Pair, step: Step) -> None:
-    """Two adjacent snapshots become one; or one, with none beside it, ends."""
-    record = some_record(pair, step)
-    if record is None:
-        return
-    if step.other % 7 == 0:
-        pair.merge(*((record, None) if step.amount % 2 else (None, record)))
-        return
+    """Two adjacent snapshots become one."""
     adjacent = [
         (parent, child)
         for parent in pair.records
@@ -217,7 +212,7 @@ def materialise(pair: Pair, step: Step) -> None:
     """A snapshot is copied out before anybody needs it to be."""
     record = some_record(pair, step)
     if record is not None:
-        record.snapshot.materialise()
+        copy_out(record.snapshot)
 
 
 VERBS: dict[Callable[[Pair, Step], None], int] = {

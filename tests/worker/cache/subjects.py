@@ -347,7 +347,7 @@ def make_quantized(kv: KVFormat) -> Attention:
 
     def store(keys: Array, values: Array) -> tuple[Array, ...]:
         packed = packing.pack(mx.array(np.concatenate([keys, values])[None]))
-        return tuple(np.array(array) for array in packed.arrays)
+        return tuple(np.array(array) for array in packed)
 
     return Attention(
         kind=Kind.QUANTIZED,

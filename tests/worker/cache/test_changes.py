@@ -15,6 +15,7 @@ from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
+from tests.worker.cache.keeping import snapshots_of
 
 LAYERS = 12
 FIRST, SECOND = ArenaId(1), ArenaId(2)
@@ -120,7 +121,7 @@ def test_a_prefix_is_put_back_with_one_wait() -> None:
     for stop in (40, 100):
         start = caches.contents.offset(former)
         caches.contents.appending(former, start, stop)
-        kept.append(caches.contents.snapshots(former, start))
+        kept.append(snapshots_of(caches.contents, former, start))
     parts = [part[Kind.STANDARD] for part in kept]
     caches.join(row, tokens=256)
     # Read of the row that still stands there: out of its arena, into the same one.

@@ -15,6 +15,7 @@ from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from tests.support.kept_on_disk import BLOCK_TOKENS, shapes_of
+from tests.worker.cache.keeping import copy_out, snapshots_of
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import SUBJECTS, Subject
 
@@ -55,12 +56,12 @@ def through_a_file(part: Part, tensors: tuple[Tensor, ...]) -> Block:
     return decode(memoryview(raw), form_name=b"f" * 32, wanted=block.id)
 
 
-def snapshots_of(held: Pair, start: int) -> dict[Kind, Snapshot]:
+def owned_by(held: Pair, start: int) -> dict[Kind, Snapshot]:
     """Return owned snapshots of the one row from `start` on."""
     (row,) = held.rows
-    snapshots = held.caches.contents.snapshots(row, start)
+    snapshots = snapshots_of(held.caches.contents, row, start)
     for snapshot in snapshots.values():
-        snapshot.materialise()
+        copy_out(snapshot)
     return snapshots
 
 
@@ -88,7 +89,7 @@ def test_shapes_are_those_of_what_is_read(held: Pair) -> None:
 def test_a_block_comes_back_bit_for_bit(held: Pair) -> None:
     """Entries of a range, cut out of snapshots that meet anywhere; a state as it is."""
     shapes = shapes_of(held.caches)
-    snapshots = snapshots_of(held, 0)
+    snapshots = owned_by(held, 0)
     for part in Part:
         kinds = shapes.kinds(part)
         states: dict[Kind, tuple[LayerState, ...]] = {}
@@ -117,7 +118,7 @@ def test_a_block_comes_back_bit_for_bit(held: Pair) -> None:
             assert bits(again[kind]) == bits(states[kind])
     for snapshot in snapshots.values():
         snapshot.close()
-    assert held.caches.contents.live == 0
+    assert held.caches.contents.book.live == 0
 
 
 def test_a_row_goes_on_from_blocks(held: Pair) -> None:
@@ -125,7 +126,7 @@ def test_a_row_goes_on_from_blocks(held: Pair) -> None:
     (row,) = held.rows
     shapes = shapes_of(held.caches)
     book = held.caches.contents.book
-    snapshots = snapshots_of(held, 0)
+    snapshots = owned_by(held, 0)
     parts: list[Snapshot] = []
     for part in Part:
         for kind in shapes.kinds(part):
@@ -170,7 +171,7 @@ def test_only_what_is_whole_and_at_rest_is_cut() -> None:
     snapshot = contents.snapshot(row, Kind.STANDARD, 10)
     assert snapshot is not None
     assert cut([snapshot], 16, 32) is None, "lazy"
-    snapshot.materialise()
+    copy_out(snapshot)
 
     assert cut([snapshot], 0, 16) is None
     assert cut([snapshot], 48, 64) is None

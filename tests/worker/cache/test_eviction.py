@@ -10,7 +10,7 @@ import pytest
 from mlxd_worker.cache.prefix.eviction import RERANK_REQUESTS, Candidate, Ranking, reuse_value
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Node, key_of
-from tests.worker.cache.trie_model import NBYTES, Kind, Snapshot, Stand
+from tests.worker.cache.trie_model import NBYTES, Kind, Snapshot, Stand, remove
 
 TOKEN_NBYTES = NBYTES[Kind.STANDARD]
 A = (1, 2, 3, 4, 5, 6, 7, 8)
@@ -97,7 +97,7 @@ def test_a_merge_may_lower_what_a_node_is_worth() -> None:
     for _ in range(10):
         stand.use()
     stand.trie.evict(stand.trie.nbytes - 1)
-    stand.trie.remove(sibling)
+    remove(stand.trie, sibling)
 
     (gone,) = stand.trie.evict(stand.trie.nbytes - 1)
 

@@ -10,6 +10,7 @@ from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.mlx_memory import live_nbytes
+from tests.worker.cache.keeping import copy_out
 from tests.worker.cache.numbered import OTHER, ROW, TOKENS, numbers_of, sliding, standard, union
 
 
@@ -97,14 +98,13 @@ def test_kv_split_and_merged_without_a_byte() -> None:
     lazies = [left.lazy, right.lazy]
     whole = caches.contents.book.merge(left, right)
 
-    assert whole is not None
     assert (spans, lazies) == ([(2, 5), (5, 10)], [True, True])
     assert (whole.start, whole.stop, whole.lazy, whole.nbytes) == (2, 10, True, 0)
     assert mx.get_active_memory() == before_nbytes
     assert mx.get_peak_memory() <= before_nbytes
     assert numbers_of(whole.read()[0]) == list(range(2, 10))
     whole.close()
-    assert caches.contents.live == 0
+    assert caches.contents.book.live == 0
 
 
 def test_kv_captures_span_writes() -> None:
@@ -269,7 +269,7 @@ def test_fault_10_counted_bytes_are_real_bytes() -> None:
     assert sum(counted) == 0
     assert caches.contents.restore(ROW, [], 195)
     caches.write([201])
-    snapshots[0].materialise()
+    copy_out(snapshots[0])
     before_nbytes = live_nbytes()
 
     for snapshot in snapshots:
@@ -321,7 +321,7 @@ def test_a_lazy_snapshot_serves_other_rows_and_stays_lazy() -> None:
 
     assert caches.contents.restore(OTHER, [snapshot], 25)
 
-    assert (snapshot.lazy, caches.contents.nbytes) == (True, 0)
+    assert (snapshot.lazy, caches.contents.book.nbytes) == (True, 0)
     assert caches.list_held(OTHER) == list(range(25))
     snapshot.close()
 
@@ -367,9 +367,11 @@ def test_parts_of_two_rows_merge_into_a_copy_of_both() -> None:
         assert unused is not None
         unused.close()
 
+    assert first is not None
+    assert second is not None
+
     merged = caches.contents.book.merge(first, second)
 
-    assert merged is not None
     assert (merged.start, merged.stop, merged.lazy) == (0, 10, False)
     assert numbers_of(merged.read()[0]) == [0, 1, 2, 3, 24, 25, 26, 27, 28, 29]
     merged.close()
@@ -384,7 +386,7 @@ def test_a_part_longer_than_the_row_has_room_for_is_cut(window: int | None, lazy
         caches.write(token % TOKENS for token in range(first, first + 100))
     snapshot = caches.keep(0)
     if not lazy:
-        snapshot.materialise()
+        copy_out(snapshot)
     rows = [RowId(2), RowId(3)]
     for row in rows:
         assert caches.caches.join(row, tokens=100)

@@ -11,7 +11,6 @@ from mlxd_worker.cache.kept.points import (
     PROMPT_POINTS_MAX,
     next_rolling,
     prompt_points,
-    reusable,
 )
 
 
@@ -67,23 +66,3 @@ def test_the_end_of_the_last_block_is_a_point() -> None:
 def test_generated_text_is_captured_on_the_same_grid() -> None:
     """Every multiple of 64 that is still to come."""
     assert [next_rolling(offset) for offset in (0, 63, 64, 2059)] == [64, 64, 128, 2112]
-
-
-@pytest.mark.parametrize(
-    ("offsets", "kept"),
-    [
-        ([4, 6], 4),
-        ([None, 6, None], 6),
-        ([9], 6),
-        ([0, 6], 0),
-        ([-1], 0),
-        ([None], 0),
-        ([], 0),
-    ],
-)
-def test_what_can_be_reused_ends_with_the_shortest_cache(
-    offsets: list[int | None], kept: int
-) -> None:
-    """Prompt and generated tokens, cut to the smallest offset; nothing at 0 or below."""
-    tokens = (1, 2, 3, 4, 5, 6)
-    assert tuple(reusable(tokens, offsets)) == tokens[:kept]

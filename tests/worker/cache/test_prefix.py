@@ -212,13 +212,13 @@ def test_a_running_row_holds_few_states(written: tuple[str, Path]) -> None:
     drive.prefill(row, prompt)
     drive.decode(row, prompt[-1:])
     drive.prefix.publish(row)
-    published = drive.caches.contents.live
+    published = drive.caches.contents.book.live
     drive.decode(row, tokens_of(2, examples(400, few=200)))
 
     whole = {"standard": 0, "sliding": 1, "mixed": 1, "recurrent": 1}[name]
-    assert drive.caches.contents.live == published + whole * ROLLING_KEPT
+    assert drive.caches.contents.book.live == published + whole * ROLLING_KEPT
     drive.prefix.leave(row, (), sound=False)
-    assert drive.prefix.nbytes == drive.caches.contents.nbytes
+    assert drive.prefix.nbytes == drive.caches.contents.book.nbytes
 
 
 def test_a_row_whose_beginning_was_evicted_leaves_no_gap(written: tuple[str, Path]) -> None:
@@ -244,11 +244,11 @@ def test_what_running_rows_captured_outlives_a_shrink(written: tuple[str, Path])
     prompt = tokens_of(1, 200)
     row, _ = drive.begin(prompt)
     drive.prefill(row, prompt, stop=190)
-    before = drive.caches.contents.nbytes
+    before = drive.caches.contents.book.nbytes
     drive.prefix.shrink(0)
-    assert drive.caches.contents.nbytes == before == drive.prefix.nbytes
+    assert drive.caches.contents.book.nbytes == before == drive.prefix.nbytes
     drive.prefix.leave(row, (), sound=False)
-    assert drive.caches.contents.live == 0
+    assert drive.caches.contents.book.live == 0
 
 
 @pytest.mark.parametrize("states", [0.5, 1.5, 4.0])
@@ -262,9 +262,9 @@ def test_captures_never_exceed_the_budget(tmp_path: Path, name: str, states: flo
     row, _ = drive.begin(prompt)
     for stop in range(1, 300, 7):
         drive.prefill(row, prompt, stop=stop)
-        assert drive.caches.contents.nbytes <= drive.prefix.budget_nbytes
+        assert drive.caches.contents.book.nbytes <= drive.prefix.budget_nbytes
     drive.prefix.leave(row, ())
-    assert drive.caches.contents.nbytes <= drive.prefix.budget_nbytes
+    assert drive.caches.contents.book.nbytes <= drive.prefix.budget_nbytes
     assert drive.prefix.enabled == (states >= 1)
 
 

@@ -94,7 +94,7 @@ class Row:
         """Attention of the last positions [heads, width, head_dim] over all, as it was packed."""
         stored = [
             mx.dequantize(
-                *packing.pack(mx.concatenate(part, axis=1)).arrays,
+                *packing.pack(mx.concatenate(part, axis=1)),
                 group_size=packing.group,
                 bits=packing.bits,
             )
@@ -174,7 +174,7 @@ def test_unpacking_by_bytes_is_dequantising(kv: KVFormat, dtype: mx.Dtype, head_
     """The same values as MLX's own, in the type of the scales, for every width of a head."""
     packing = Packing(kv, head_dim=head_dim)
     stored = packing.pack(random(2, 3, 5, head_dim, seed=1, dtype=dtype))
-    expected = mx.dequantize(*stored.arrays, group_size=packing.group, bits=packing.bits)
+    expected = mx.dequantize(*stored, group_size=packing.group, bits=packing.bits)
     unpacked = packing.unpack(stored)
 
     assert unpacked.dtype == expected.dtype == dtype

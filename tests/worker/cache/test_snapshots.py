@@ -12,10 +12,11 @@ from mlxd_worker.cache import changes
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError, _take_some, split
+from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError, _take_some
 from tests.plugins.leaks import Counting, watching
 from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes
+from tests.worker.cache.keeping import copy_out, snapshots_of
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import Recurrent, Subject, rotating, standard
 
@@ -31,7 +32,7 @@ MIXED = Subject("mixed", (standard(), None, rotating(48), Recurrent()))
 def cache_pair(watched: Callable[[Counting], None]) -> Pair:
     """Return standard layers without rows; fails the test that leaves a snapshot open."""
     new = pair(STANDARD)
-    watched(new.caches.contents)
+    watched(new.caches.contents.book)
     return new
 
 
@@ -65,7 +66,7 @@ def test_ten_tokens_of_a_large_arena_cost_ten_tokens(cache_pair: Pair) -> None:
     assert grown_nbytes(lambda: lazies.append(keep(cache_pair, row, 690))) == 0
     assert lazies[0].nbytes == 0
 
-    grown = grown_nbytes(lazies[0].materialise)
+    grown = grown_nbytes(lambda: copy_out(lazies[0]))
 
     assert grown == lazies[0].nbytes == 10 * TOKEN_NBYTES * LAYERS
     assert grown_nbytes(lazies[0].close) == -grown
@@ -91,7 +92,7 @@ def test_a_snapshot_keeps_no_arena_alive(cache_pair: Pair, heads_and_slots: str)
 def test_halves_of_a_snapshot_own_their_own_halves(cache_pair: Pair) -> None:
     """Closing the large side of an owned split gives the large side's bytes back."""
     snapshot = keep(cache_pair, row_of(cache_pair, 500))
-    snapshot.materialise()
+    copy_out(snapshot)
     left, right = snapshot.split(5)
     assert left is not None
     assert right is not None
@@ -116,17 +117,16 @@ def test_many_layers_are_copied_out_in_one_evaluation(cache_pair: Pair) -> None:
 def test_a_snapshot_is_split_and_joined_in_one_evaluation_each(cache_pair: Pair) -> None:
     """A GPU's host waits once for all layers that a second copy has room for; all stay the same."""
     snapshot = keep(cache_pair, row_of(cache_pair, 300))
-    snapshot.materialise()
+    copy_out(snapshot)
     before = [[mx.array(array) for array in state] for state in snapshot.layers]
     book = cache_pair.caches.contents.book
     parts: list[Snapshot] = []
-    merged: list[Snapshot | None] = []
+    merged: list[Snapshot] = []
 
     assert calls_of(lambda: parts.extend(book.split(snapshot, 100)), changes.wait) == 1
     assert calls_of(lambda: merged.append(book.merge(*parts)), changes.wait) == 1
 
     (whole,) = merged
-    assert whole is not None
     for state, arrays in zip(whole.layers, before, strict=True):
         assert all(mx.array_equal(*both).item() for both in zip(state, arrays, strict=True))
     whole.close()
@@ -151,10 +151,10 @@ def test_the_hook_tells_the_bytes_that_were_added(cache_pair: Pair) -> None:
 
     assert cache_pair.restore(row, [], 10)
     cache_pair.append([row], 1)
-    snapshot.materialise()
+    copy_out(snapshot)
 
     assert added_nbytes == [snapshot.nbytes] == [16 * TOKEN_NBYTES * LAYERS]
-    assert cache_pair.caches.contents.nbytes == snapshot.nbytes
+    assert cache_pair.caches.contents.book.nbytes == snapshot.nbytes
     snapshot.close()
 
 
@@ -164,13 +164,12 @@ def test_a_second_close_is_an_error(cache_pair: Pair) -> None:
     closed, divided, first, second = (keep(cache_pair, row, start) for start in (0, 0, 5, 0))
     closed.close()
     left, right = divided.split(5)
-    whole = cache_pair.caches.contents.book.merge(left, first)
-    assert whole is not None
+    assert left is not None
     assert right is not None
+    whole = cache_pair.caches.contents.book.merge(left, first)
 
     for ended in (closed, divided, left, first):
-        assert ended is not None
-        for use in (ended.close, ended.read, ended.materialise):
+        for use in (ended.close, ended.read, partial(copy_out, ended)):
             with pytest.raises(SnapshotError):
                 use()
         with pytest.raises(SnapshotError):
@@ -179,16 +178,16 @@ def test_a_second_close_is_an_error(cache_pair: Pair) -> None:
             cache_pair.caches.contents.restore(row, [ended], 9)
     for each in (whole, right, second):
         each.close()
-    assert cache_pair.caches.contents.live == 0
+    assert cache_pair.caches.contents.book.live == 0
 
 
 def test_only_adjacent_snapshots_of_one_kind_merge() -> None:
     """A gap, an overlap, another kind or the same one twice is a mistake; nothing ends."""
     mixed = pair(MIXED)
     contents, row = mixed.caches.contents, row_of(mixed, 6)
-    early = contents.snapshots(row, 0)
+    early = snapshots_of(contents, row, 0)
     mixed.append([row], 3)
-    late = contents.snapshots(row, 7)
+    late = snapshots_of(contents, row, 7)
 
     for parent, child in [
         (early[Kind.STANDARD], late[Kind.STANDARD]),
@@ -202,16 +201,16 @@ def test_only_adjacent_snapshots_of_one_kind_merge() -> None:
 
     for snapshot in [*early.values(), *late.values()]:
         snapshot.close()
-    assert contents.live == 0
+    assert contents.book.live == 0
 
 
 def test_a_whole_state_is_split_to_the_right_and_superseded() -> None:
     """What cannot be cut stays with the later part; of two, the later one stands for both."""
     mixed = pair(MIXED)
     contents, row = mixed.caches.contents, row_of(mixed, 6)
-    early = contents.snapshots(row, 0)
+    early = snapshots_of(contents, row, 0)
     mixed.append([row], 60)
-    late = contents.snapshots(row, 6)
+    late = snapshots_of(contents, row, 6)
 
     for kind in (Kind.ROTATING, Kind.RECURRENT):
         assert early[kind].split(3) == (None, early[kind])
@@ -223,7 +222,7 @@ def test_a_whole_state_is_split_to_the_right_and_superseded() -> None:
         late[kind].close()
     early[Kind.STANDARD].close()
     late[Kind.STANDARD].close()
-    assert contents.live == 0
+    assert contents.book.live == 0
 
 
 def early_nbytes(kind: Kind) -> int:
@@ -231,27 +230,14 @@ def early_nbytes(kind: Kind) -> int:
     return 6 * TOKEN_NBYTES if kind is Kind.ROTATING else (3 * 6 + 6 * 6) * 4
 
 
-def test_nothing_is_split_into_nothing(cache_pair: Pair) -> None:
-    """split(None) is (None, None); a split at or beyond an end leaves the snapshot as it is."""
-    assert split(None, 4) == (None, None)
+def test_nothing_is_split_off_at_an_end(cache_pair: Pair) -> None:
+    """A split at or beyond an end leaves the snapshot as it is."""
     snapshot = keep(cache_pair, row_of(cache_pair, 8), 2)
     for at in (-1, 0, 2):
-        assert split(snapshot, at) == (None, snapshot)
+        assert snapshot.split(at) == (None, snapshot)
     for at in (8, 9):
-        assert split(snapshot, at) == (snapshot, None)
+        assert snapshot.split(at) == (snapshot, None)
     snapshot.close()
-
-
-def test_a_merge_with_nothing_closes_the_other(cache_pair: Pair) -> None:
-    """An edge of which half is unknown is unknown: None comes back and nothing leaks."""
-    book, row = cache_pair.caches.contents.book, row_of(cache_pair, 8)
-    for parent, child in [
-        (keep(cache_pair, row), None),
-        (None, keep(cache_pair, row)),
-        (None, None),
-    ]:
-        assert book.merge(parent, child) is None
-        assert all(each.closed for each in (parent, child) if each is not None)
 
 
 def test_what_reaches_no_further_than_its_start_is_not_kept(cache_pair: Pair) -> None:
@@ -261,7 +247,7 @@ def test_what_reaches_no_further_than_its_start_is_not_kept(cache_pair: Pair) ->
     assert contents.snapshot(row, Kind.STANDARD, 8) is None
     assert contents.snapshot(row, Kind.STANDARD, 9) is None
     assert contents.snapshot(empty, Kind.STANDARD, -5) is None
-    assert contents.snapshots(empty, 0) == {}
+    assert snapshots_of(contents, empty, 0) == {}
 
     snapshot = keep(cache_pair, row, -3)
 
@@ -348,11 +334,11 @@ def test_captures_that_nobody_takes_end_with_the_row() -> None:
     mixed.schedule(row, [3, 5, 9])
     mixed.append([row], 3)
     mixed.append([row], 2)
-    assert mixed.caches.contents.live == 2 * 3
+    assert mixed.caches.contents.book.live == 2 * 3
 
     mixed.leave(row)
 
-    assert mixed.caches.contents.live == 0
+    assert mixed.caches.contents.book.live == 0
     mixed.check()
 
 
@@ -364,7 +350,7 @@ def test_a_leak_is_found() -> None:
     with pytest.raises(AssertionError, match="snapshot"):
         cache_pair.end()
     with pytest.raises(AssertionError, match="left open"), watching() as watch:
-        watch(cache_pair.caches.contents)
+        watch(cache_pair.caches.contents.book)
     snapshot.close()
 
 
@@ -373,13 +359,13 @@ def test_contents_name_each_array_once(cache_pair: Pair) -> None:
     contents: RowContents = cache_pair.caches.contents
     row = row_of(cache_pair, 12)
     first, second = keep(cache_pair, row), keep(cache_pair, row, 6)
-    assert contents.arrays() == {}
+    assert contents.book.arrays() == {}
 
-    first.materialise()
-    second.materialise()
+    copy_out(first)
+    copy_out(second)
 
-    arrays = contents.arrays()
+    arrays = contents.book.arrays()
     assert len({id(array) for array in arrays.values()}) == len(arrays) == 2 * 2 * LAYERS
-    assert sum(array.nbytes for array in arrays.values()) == contents.nbytes
+    assert sum(array.nbytes for array in arrays.values()) == contents.book.nbytes
     first.close()
     second.close()

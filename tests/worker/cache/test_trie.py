@@ -125,32 +125,9 @@ def test_fault_5_47k_tokens_of_which_46k_match() -> None:
     assert tuple(held[:46_000]) == tokens[:46_000]
 
 
-def test_a_marked_node_is_never_merged_away(stand: Stand) -> None:
-    """A node the caller marked stays a node, though it has one child and no state."""
-    stand.put(1, 2, 3, user=True)
-    stand.put(*A)
-    assert stand.ends() == {(1, 2, 3), A}
-
-    stand.put(9, 9)
-    stand.put(9, 9, 9)
-    assert stand.ends() == {(1, 2, 3), A, (9, 9, 9)}
-
-
-def test_a_mark_inside_an_edge_makes_a_node(stand: Stand) -> None:
-    """Marking tokens that are kept already needs no snapshot, and only splits their edge."""
-    stand.put(*A)
-
-    node = stand.trie.insert(key_of(A[:4]), {}, user=True)
-
-    assert node is not None
-    assert (tokens_of(node), node.user) == (A[:4], True)
-    assert stand.ends() == {A[:4], A}
-    stand.check()
-
-
-def test_nothing_is_kept_for_a_mark_alone(stand: Stand) -> None:
-    """A mark where no tokens are kept makes no node: there would be nothing in it."""
-    assert stand.trie.insert(key_of(A), {}, user=True) is None
+def test_nothing_is_kept_without_a_snapshot(stand: Stand) -> None:
+    """An end where no tokens are kept makes no node: there would be nothing in it."""
+    assert stand.trie.insert(key_of(A), {}) is None
     assert stand.ends() == set()
 
 
@@ -197,17 +174,6 @@ def test_a_snapshot_must_end_with_its_key(stand: Stand) -> None:
     assert stand.book.live == 2
     for left in tuple(stand.book.open):
         left.close()
-
-
-def test_a_node_of_no_trie_cannot_be_removed(stand: Stand) -> None:
-    """Removing twice, or the root, is a bug of the caller."""
-    stand.put(1, 2, 3, 4)
-    node = stand.put(1, 2, 9)
-    stand.trie.remove(node)
-
-    for stranger in (node, stand.trie.root):
-        with pytest.raises(TrieError):
-            stand.trie.remove(stranger)
 
 
 def test_no_edge_is_longer_than_the_bound(short: Stand) -> None:

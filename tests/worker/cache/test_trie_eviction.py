@@ -5,7 +5,16 @@ from __future__ import annotations
 import pytest
 
 from mlxd_worker.cache.prefix.trie_node import Key, Node, TrieError, Uses, key_of, length
-from tests.worker.cache.trie_model import NBYTES, Kind, Snapshot, Stand, Tokens, put, tokens_of
+from tests.worker.cache.trie_model import (
+    NBYTES,
+    Kind,
+    Snapshot,
+    Stand,
+    Tokens,
+    put,
+    remove,
+    tokens_of,
+)
 
 TOKEN_NBYTES = NBYTES[Kind.STANDARD]
 STATE_NBYTES = NBYTES[Kind.RECURRENT]
@@ -148,16 +157,16 @@ def test_a_whole_use_ends_what_was_spared(stand: Stand) -> None:
     assert pass_nodes(stand)[A] == (3, 2)
 
 
-def test_a_merge_keeps_the_mark_and_the_later_use(stand: Stand) -> None:
-    """Where a branch goes, its stem becomes one with what is left, which keeps mark and use."""
-    stand.put(*A, user=True)
+def test_a_merge_keeps_the_later_use(stand: Stand) -> None:
+    """Where a branch goes, its stem becomes one with what is left, which keeps its use."""
+    stand.put(*A)
     stand.put(1, 2, 3, 50)
     stand.use(*A)
     (gone,) = [node for node in stand.trie.nodes() if tokens_of(node) == (1, 2, 3, 50)]
-    stand.trie.remove(gone)
+    remove(stand.trie, gone)
 
     (node,) = stand.trie.nodes()
-    assert (tokens_of(node), node.user) == (A, True)
+    assert tokens_of(node) == A
     assert (node.passed.count, node.passed.last) == (2, 1)
     stand.check()
 
@@ -167,7 +176,7 @@ def test_a_merge_remembers_that_its_end_is_older(stand: Stand) -> None:
     stand.put(*A)
     stand.use(1, 2, 3, used=3)
     other = stand.put(1, 2, 3, 50)
-    stand.trie.remove(other)
+    remove(stand.trie, other)
     assert stand.ends() == {A}
 
     stand.put(1, 2, 3, 60)

@@ -22,6 +22,7 @@ from tests.worker.cache.trie_model import (
     check,
     mergeable,
     put,
+    remove,
     tags,
     tokens_of,
 )
@@ -46,7 +47,7 @@ class Step:
     which: int
     cut: int
     tail: tuple[int, ...]
-    user: bool
+    twice: bool
     lazy: bool
 
 
@@ -58,7 +59,7 @@ STEPS = st.builds(
     which=st.integers(0, 1 << 16),
     cut=st.integers(0, 1 << 16),
     tail=st.lists(st.integers(0, 3), max_size=20).map(tuple),
-    user=st.sampled_from((False, False, False, True)),
+    twice=st.sampled_from((False, False, False, True)),
     lazy=st.booleans(),
 )
 PROGRAMS = st.lists(STEPS, min_size=STEPS_MIN, max_size=STEPS_MIN + 40)
@@ -73,7 +74,6 @@ class Pair:
     book: Book = field(default_factory=Book)
     prefixes: set[Tokens] = field(default_factory=set)
     states: set[tuple[Kind, Tokens]] = field(default_factory=set)
-    marks: set[Tokens] = field(default_factory=set)
     past: list[Tokens] = field(default_factory=lambda: [()])
     now: int = 0
     trie: PrefixTrie[Kind, Snapshot] = field(init=False)
@@ -143,7 +143,7 @@ class Pair:
             return
         known = self.longest(tokens)
         start = min(step.which % (len(tokens) + 1), known + step.cut % 2)
-        stops = {len(tokens)} | ({known} if step.user and known > start else set())
+        stops = {len(tokens)} | ({known} if step.twice and known > start else set())
         for stop in sorted(stops):
             self.keep_one(tokens[:stop], start, step, full=stop == len(tokens))
         self.past.append(tokens)
@@ -159,15 +159,13 @@ class Pair:
             bool(kinds) and set(cut) <= set(kinds) and (not cut or start <= known)
         )
         lazy = step.lazy and self.lazy
-        node = put(self.trie, self.book, tokens, kinds, start=start, user=step.user, lazy=lazy)
+        node = put(self.trie, self.book, tokens, kinds, start=start, lazy=lazy)
         assert (node is not None) == possible
         if node is None:
             return
         assert node.start < len(tokens) <= node.stop
         self.prefixes |= {tokens[:i] for i in range(1, len(tokens) + 1)}
         self.states |= {(kind, tokens) for kind in kinds if not kind.sliceable}
-        if step.user:
-            self.marks.add(tokens)
 
     def worth(self, node: Node[Kind, Snapshot]) -> float:
         """Return what a node, or the states of an inner one, is worth, told from the outside."""
@@ -225,7 +223,7 @@ class Pair:
         if nodes:
             node = nodes[step.which % len(nodes)]
             tokens = tokens_of(node)[: node.start + 1]
-            self.trie.remove(node)
+            remove(self.trie, node)
             self.drop({p for p in self.prefixes if p[: len(tokens)] == tokens})
             if not any(kind.sliceable for kind in self.kinds):
                 self.drop(self.prefixes - self.in_trie())
@@ -233,7 +231,6 @@ class Pair:
     def drop(self, gone: set[Tokens]) -> None:
         """Forget prefixes and what stood at them."""
         self.prefixes -= gone
-        self.marks -= gone
         self.states = {(kind, tokens) for kind, tokens in self.states if tokens not in gone}
 
     def copy_out(self, step: Step) -> None:
@@ -255,11 +252,10 @@ class Pair:
         return prefixes
 
     def compare(self) -> None:
-        """Assert that both sides keep the same prefixes, states and marks."""
+        """Assert that both sides keep the same prefixes and states."""
         assert self.in_trie() == self.prefixes
         held = {(k, tokens_of(n)) for n in self.trie.nodes() for k in n.snapshots}
         assert {(k, tokens) for k, tokens in held if not k.sliceable} == self.states
-        assert {tokens_of(n) for n in self.trie.nodes() if n.user} == self.marks
 
 
 @pytest.mark.parametrize("lazy", [False, True], ids=["owned", "some-lazy"])

@@ -137,10 +137,8 @@ class Book:
         row = self.rows if lazy else None
         return Snapshot(self, kind, first, len(tokens), tags(kind, tokens, first), row=row)
 
-    def merge(self, parent: Snapshot | None, child: Snapshot | None) -> Snapshot | None:
-        """Make one of two of a sliceable kind that are both there."""
-        assert parent is not None
-        assert child is not None
+    def merge(self, parent: Snapshot, child: Snapshot) -> Snapshot:
+        """Make one of two of a sliceable kind."""
         assert parent.kind is child.kind
         assert parent.stop == child.start
         assert parent.row == child.row, "merging would copy what a running row still holds"
@@ -172,7 +170,6 @@ def put(
     kinds: Sequence[Kind] = (Kind.STANDARD,),
     *,
     start: int | None = None,
-    user: bool = False,
     lazy: bool = False,
 ) -> Node[Kind, Snapshot] | None:
     """Insert a row's end with snapshots of `kinds`, from where the trie's own end by default."""
@@ -183,7 +180,16 @@ def put(
         for kind in kinds
         if not kind.sliceable or first < len(tokens)
     }
-    return trie.insert(key, taken, user=user)
+    return trie.insert(key, taken)
+
+
+def remove(trie: Trie, node: Node[Kind, Snapshot]) -> None:
+    """Have a node go with all behind it, as evictions take one leaf after another."""
+    behind = [node]
+    for inner in behind:
+        behind += inner.children.values()
+        trie._empty(inner)
+    trie._unlink(node)
 
 
 def check(trie: Trie, book: Book, kinds: Sequence[Kind], edge_tokens: int) -> None:
@@ -216,7 +222,6 @@ def mergeable(trie: Trie, edge_tokens: int) -> list[Node[Kind, Snapshot]]:
         node
         for node in trie.nodes()
         if len(node.children) == 1
-        and not node.user
         and all(kind.sliceable for kind in node.snapshots)
         and all(
             (child.stop - 1) // edge_tokens == node.start // edge_tokens
@@ -236,11 +241,11 @@ class Stand:
 
     def put(
         self, *tokens: int, kinds: tuple[Kind, ...] | None = None, start: int | None = None,
-        user: bool = False, lazy: bool = False,
+        lazy: bool = False,
     ) -> Node[Kind, Snapshot]:  # fmt: skip
         """Insert and see to it that it was kept."""
         kinds = self.kinds if kinds is None else kinds
-        node = put(self.trie, self.book, tokens, kinds, start=start, user=user, lazy=lazy)
+        node = put(self.trie, self.book, tokens, kinds, start=start, lazy=lazy)
         assert node is not None
         self.check()
         return node

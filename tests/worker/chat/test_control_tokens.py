@@ -6,6 +6,7 @@ import functools
 import json
 import lzma
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,7 @@ def prompt_of(wanted: ChatFormat, chat: Chat) -> ChatPrompt:
         chars_max=PROMPT_CHARS_MAX,
         continues=job.continues,
     )
-    return wanted.prompt(text, job.nonce)
+    return replace(wanted.prompt(text, job.nonce), ids=tuple(wanted.encode(text, job.nonce)))
 
 
 def chat_of(case: Case) -> Chat:
@@ -234,7 +235,7 @@ def test_a_prompt_full_of_control_tokens_is_read_in_little_time() -> None:
     wanted = chat_format("fallback")
     rendered = "<|im_start|>x<|im_end|>\n" * 16_000 + "<|im_start|>assistant\n<think>"
     begin_s = time.thread_time()
-    ids = wanted.prompt(rendered, "123").ids
+    ids = wanted.encode(rendered, "123")
     assert time.thread_time() - begin_s < 5
     assert len(ids) > 48_000
 
@@ -244,7 +245,7 @@ def test_a_prompt_that_no_context_holds_is_not_encoded() -> None:
     template = ChatTemplate("", "", ())
     tokenizer = Tokenizer(make_raw("level"), bos_id=BOS_ID, add_bos=None, eos_ids=(EOS_ID,))
     wanted = ChatFormat(template, tokenizer, chars_max=100)
-    assert wanted.prompt(f"{'x' * 100}{'123' * 9}", "123").ids
+    assert wanted.prompt(f"{'x' * 100}{'123' * 9}", "123").text == "x" * 100
     with pytest.raises(InvalidRequest) as caught:
         wanted.prompt("x" * 101, "123")
     assert caught.value.violations[0].field == "chat"

@@ -17,7 +17,7 @@ from mlxd_worker.engine.stepping.ahead import Ahead, Lead
 from mlxd_worker.engine.stepping.choose import Way, choose, main_road, way_of
 from mlxd_worker.engine.stepping.joined import Joined
 from mlxd_worker.engine.stepping.plain import Plain
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Capabilities
 from tests.worker.tiny import config_with, load, write_model
 
 CONTEXT, HEAD_DIM = 512, 32

@@ -12,8 +12,7 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.stepping.compiled import CompiledModel
-from mlxd_worker.models.base import Batch, Model, Passes
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, Model, Passes
 from tests.support.probing import Probe
 from tests.worker.tiny import config_with, difference, load, write_model
 

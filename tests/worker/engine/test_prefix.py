@@ -121,7 +121,7 @@ def test_what_a_running_row_shares_costs_nothing(standard: Path) -> None:
         _, second = scene.tiny.submit((*prompt, *tokens_of(2, 5)), max_tokens=3)
         while not second.ended:
             scene.tiny.engine.step()
-            assert second.ended or scene.tiny.caches.contents.nbytes == 0
+            assert second.ended or scene.tiny.caches.contents.book.nbytes == 0
 
         assert not first.ended
         assert answer_of(second).cached == 99
@@ -254,7 +254,7 @@ def test_a_budget_of_nothing_keeps_nothing(folder: Path) -> None:
     with remembering(folder, budget_nbytes=0) as scene:
         prompt = tokens_of(1, 100)
         assert [scene.ask(prompt).cached for _ in range(2)] == [0, 0]
-        assert scene.tiny.caches.contents.live == 0
+        assert scene.tiny.caches.contents.book.live == 0
         assert not scene.tiny.prefix.counts.lookups
 
 
@@ -287,7 +287,7 @@ def test_a_row_without_numbers_leaves_nothing_behind(tmp_path: Path) -> None:
         for _ in range(2):
             sink = scene.tiny.alone(prompt)
             assert isinstance(sink.events[-1].error, InternalError)  # type: ignore[union-attr]
-        assert scene.tiny.caches.contents.live == 0
+        assert scene.tiny.caches.contents.book.live == 0
         assert scene.ask(tokens_of(1, 40)).cached == 0
 
 
@@ -332,4 +332,4 @@ def test_release_all_keeps_no_more_than_was_shared(folder: Path) -> None:
         scene.tiny.engine.release_all(InternalError("id"))
 
         assert scene.tiny.caches.rows == ()
-        assert scene.tiny.caches.contents.live == 0
+        assert scene.tiny.caches.contents.book.live == 0

@@ -18,8 +18,7 @@ from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.prefilling import reads_together
 from mlxd_worker.engine.request import Failed
-from mlxd_worker.models.base import Batch, Model
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, Model
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.support.engines import Collected, TinyEngine, engine_on
 from tests.support.mlx_memory import live_nbytes

@@ -23,8 +23,7 @@ from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
-from mlxd_worker.models.base import Batch
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities
 from mlxd_worker.thread.facts import LoadJob
 from mlxd_worker.thread.host import ModelHost
 from tests.support.tiny_model import write_tiny_model
@@ -113,7 +112,7 @@ def test_every_shape_is_run_before_ready(context_max: int, rows_max: int) -> Non
     assert model.headed == sum(shape.width in (1, WIDE_WIDTH) for shape in possible)
     assert model.tokens_most == kv_tokens_bound(context_max, rows_max)
     assert model.beyond_window == (set(CHUNK_WIDTHS) if context_max > 512 else set())
-    assert (caches.rows, caches.nbytes, caches.contents.live) == ((), 0, 0)
+    assert (caches.rows, caches.nbytes, caches.contents.book.live) == ((), 0, 0)
 
 
 class SeenTogether(Seen):
@@ -157,7 +156,7 @@ def test_prompts_are_read_together_before_ready(rows_max: int, neighbours: list[
 
     assert model.neighbours == neighbours
     assert model.tokens_most == kv_tokens_bound(1024, rows_max)
-    assert (caches.rows, caches.nbytes, caches.contents.live) == ((), 0, 0)
+    assert (caches.rows, caches.nbytes, caches.contents.book.live) == ((), 0, 0)
 
 
 def test_no_request_takes_another_shape() -> None:

@@ -19,7 +19,7 @@ from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.exponentials import by_powers
 from mlxd_worker.kernels.switches import SWITCHES, Switches
 from mlxd_worker.machine.lanes import LANE_VALUES_MIN, lanes, side_by_side
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Capabilities
 from tests.worker.tiny import config_with, load, write_model
 
 DENSE = Capabilities(on_cpu=True, stays_lazy=True, joins_passes=True, reads_chunks=True)

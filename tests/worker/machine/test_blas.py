@@ -14,8 +14,15 @@ import pytest
 from mlxd_shared import config
 from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.machine.blas import CHOICE_VARIABLE, THREADS_MAX, THREADS_VARIABLE, preload_blas
-from mlxd_worker.machine.blas_bundle import KEPT_FILES_MAX, SYMBOL_PREFIX, cache_folders, find_wheel
-from mlxd_worker.machine.elf import ElfError, is_whole, read_dynamic_symbols
+from mlxd_worker.machine.blas_bundle import (
+    KEPT_FILES_MAX,
+    SYMBOL_PREFIX,
+    cache_folders,
+    find_wheel,
+    is_whole,
+    read_dynamic_symbols,
+)
+from mlxd_worker.machine.blas_library import BlasError
 from mlxd_worker.machine.products import LIBRARY, NATIVE
 from tests.worker.fresh_process import environment, result, run, start
 
@@ -114,9 +121,9 @@ def test_every_blas_call_of_mlx_reaches_the_library(cache: Path, bundled: dict[s
     backend = choose_backend(installed_versions(), platform=sys.platform).distribution
     files = importlib.metadata.distribution(backend).files or ()
     mlx = next(Path(str(file.locate())) for file in files if file.name == "libmlx.so")
-    wanted = read_dynamic_symbols(mlx).undefined
-    symbols = read_dynamic_symbols(find_wheel().path).defined
-    names = sorted(wanted & {name.removeprefix(SYMBOL_PREFIX) for name in symbols})
+    wanted = {name for name, gives in read_dynamic_symbols(mlx).items() if not gives}
+    bundle = [name for name, gives in read_dynamic_symbols(find_wheel().path).items() if gives]
+    names = sorted(wanted & {name.removeprefix(SYMBOL_PREFIX) for name in bundle})
     assert {"cblas_sgemm", "cblas_dgemm", "sgesdd_", "dgetrf_"} <= set(names)
     code = ORIGINS.replace("NAMES", repr(names))
     alone = run(code, environment(XDG_CACHE_HOME=cache, MLXD_PRODUCTS="off"))
@@ -297,7 +304,7 @@ def test_a_file_that_is_no_library_is_refused(tmp_path: Path) -> None:
     for content in [b"", b"\x7fELF", b"x" * 4096, whole[:5000], whole[:64]]:
         path.write_bytes(content)
         assert not is_whole(path)
-        with pytest.raises(ElfError):
+        with pytest.raises(BlasError):
             read_dynamic_symbols(path)
     assert is_whole(find_wheel().path)
 

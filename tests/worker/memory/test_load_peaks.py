@@ -17,6 +17,7 @@ from mlxd_worker.machine.lanes import LANES_MAX
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.weights.by_pieces import numbers_of
+from mlxd_worker.models.weights.linear import PackedWeight
 from tests.support.effort import spread_evenly
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.hybrid_experts import MOE, NEXT, packed_experts, write_experts
@@ -226,10 +227,7 @@ def unpacking_nbytes(streams: int) -> int:
     mx.eval(words, scales, offsets)
     before = live_nbytes()
     numbers = numbers_of(
-        words,
-        scales,
-        offsets,
-        packing,
+        PackedWeight(words, scales, offsets, packing),
         exact_in=mx.float32,
         dtype=mx.bfloat16,
         streams=[mx.new_stream(mx.cpu) for _ in range(streams)],

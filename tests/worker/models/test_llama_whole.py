@@ -22,11 +22,10 @@ LEFT_OUT = {
     "mlxd_models.families.common.tensors": "what a stored tensor is",
     "mlxd_models.families.common.windows": "a Llama has none: any are refused",
     "mlxd_worker.models.base": "what any model offers the engine",
-    "mlxd_worker.models.building": "where any model takes its tensors from",
-    "mlxd_worker.models.capabilities": "what any model says of itself",
     "mlxd_worker.models.layers.experts": "a Llama has none",
     "mlxd_worker.models.weights.fused": "products with weights, with what stands beside them",
     "mlxd_worker.models.weights.linear": "products with weights, however these are stored",
+    "mlxd_worker.models.weights.reader": "where any model takes its tensors from",
 }
 
 

@@ -119,8 +119,8 @@ def test_a_checkpoint_may_leave_matrices_unpacked(tmp_path: Path) -> None:
     loose = load_model(files, form=FloatType.F32, progress=ignore_progress)
 
     dtypes = {name: array.dtype for name, array in kept.parameters().items()}
-    assert dtypes["layers.1.down.weight"] == mx.float32
-    assert dtypes["layers.0.down.weight"] == mx.uint32
+    assert dtypes["layers.1.feed.down.weight"] == mx.float32
+    assert dtypes["layers.0.feed.down.weight"] == mx.uint32
     assert [dtypes[f"layers.0.qkv.{part}.weight"] for part in range(3)] == [
         mx.float32, mx.uint32, mx.uint32,
     ]  # fmt: skip

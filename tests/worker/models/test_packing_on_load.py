@@ -94,7 +94,7 @@ def test_what_is_stored_packed_is_not_packed_anew(tmp_path: Path) -> None:
     parameters = model.parameters()
     assert parameters["layers.0.qkv.0.weight"].shape == (128, 128 * 4 // 32)
     assert parameters["layers.0.qkv.1.weight"].shape == (64, 128 * 8 // 32)
-    assert parameters["layers.0.down.weight"].shape == (128, 128 * 8 // 32)
+    assert parameters["layers.0.feed.down.weight"].shape == (128, 128 * 8 // 32)
 
 
 @pytest.mark.parametrize("weights", [Weights.Q4, Weights.MXFP8])

@@ -17,8 +17,7 @@ from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import LoadSpec
-from mlxd_worker.models.building import builder_of
-from mlxd_worker.models.loader import inspect_model, load_model
+from mlxd_worker.models.loader import builder_of, inspect_model, load_model
 from mlxd_worker.models.weights.layouts import OPERATIONS, apply_operation
 from mlxd_worker.models.zoo.adapter import ZOO
 from tests.support.model_facts import device

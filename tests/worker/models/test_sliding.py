@@ -17,11 +17,11 @@ from mlxd_worker.cache.base import Kind, LayerCache, RowId
 from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
-from mlxd_worker.models.base import Batch
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities
 from mlxd_worker.models.loader import inspect_model
 from tests.support.engines import tiny_engine
 from tests.support.random_model import LARGE, write_sliding_model
+from tests.worker.cache.keeping import snapshots_of
 from tests.worker.tiny import (
     caches_of,
     config_with,
@@ -336,7 +336,7 @@ def test_a_layer_without_state_is_skipped_everywhere() -> None:
     caches.join(ROWS[0], tokens=30)
     model.forward(Batch.prefill([0] * 20, 0, ROWS[0]), caches)
     mx.eval(caches.state())
-    kept = caches.contents.snapshots(ROWS[0], 0)
+    kept = snapshots_of(caches.contents, ROWS[0], 0)
     model.forward(Batch.prefill([0] * 5, 20, ROWS[0]), caches)
     mx.eval(caches.state())
 
@@ -347,7 +347,7 @@ def test_a_layer_without_state_is_skipped_everywhere() -> None:
     for snapshot in kept.values():
         snapshot.close()
     caches.leave(ROWS[0])
-    assert (caches.nbytes, caches.contents.live) == (0, 0)
+    assert (caches.nbytes, caches.contents.book.live) == (0, 0)
 
 
 def test_only_attention_attends() -> None:

@@ -13,9 +13,8 @@ import pytest
 
 from mlxd_models.files.weights import TensorFact, read_header
 from mlxd_shared.domain.errors import InvalidModel, MachineShort
-from mlxd_worker.models.weights.blame import why_not_opened, why_not_read
 from mlxd_worker.models.weights.direct_reading import Segment, read_joined
-from mlxd_worker.models.weights.lazy_tensors import LazyTensors
+from mlxd_worker.models.weights.lazy_tensors import LazyTensors, why_not_opened, why_not_read
 from mlxd_worker.models.weights.reader import Reader
 
 LIMIT_S = 120.0

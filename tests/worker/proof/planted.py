@@ -12,8 +12,7 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
-from mlxd_worker.models.base import Batch, JoiningPasses, Model
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, JoiningPasses, Model
 from mlxd_worker.proof.subjects import Subject
 
 Spoil = Callable[[mx.array], mx.array]

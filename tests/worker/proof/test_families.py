@@ -11,8 +11,9 @@ from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.proof.families import OWN
+from mlxd_worker.proof.judging import Result
 from mlxd_worker.proof.paths import PATHS
-from mlxd_worker.proof.prover import Prover, Result
+from mlxd_worker.proof.prover import Prover
 from mlxd_worker.proof.subjects import make_subject
 from tests.support.effort import spread_evenly
 

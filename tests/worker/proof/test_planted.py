@@ -15,11 +15,12 @@ from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.switches import SWITCHES
+from mlxd_worker.proof.__main__ import check_tokenizer
+from mlxd_worker.proof.judging import Result
 from mlxd_worker.proof.paths import PATHS
-from mlxd_worker.proof.prover import Prover, Result
+from mlxd_worker.proof.prover import Prover
 from mlxd_worker.proof.subjects import Subject, make_subject
 from mlxd_worker.proof.timing import ROUNDS, MakeRun, Run, time_path
-from mlxd_worker.proof.tokenizing import check_tokenizer
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.proof.planted import Spoil, plant
 

@@ -15,8 +15,9 @@ from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import Weights
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.proof.judging import Result
 from mlxd_worker.proof.products import compare_products, describe_packing, packings
-from mlxd_worker.proof.prover import Prover, Result
+from mlxd_worker.proof.prover import Prover
 
 pytestmark = pytest.mark.skipif(not runs_cpu(), reason="numbers are judged as a CPU's here")
 

@@ -22,6 +22,7 @@ from mlxd_shared.domain.figures import (
 from mlxd_shared.domain.requests import KVFormat, LoadSpec
 from mlxd_shared.ops.machine import this_machine
 from mlxd_shared.serving.server import Health
+from mlxd_worker.engine.request import Occupancy
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.machine.backend import Backend
 from mlxd_worker.machine.blas_library import BlasReport
@@ -78,11 +79,7 @@ async def test_a_worker_without_a_model(started: Started, *, compiles: bool) -> 
     figures = replace(
         await figures_now(started.engine),
         at_s=time.monotonic() - 100,
-        running=3,
-        waiting=2,
-        oldest_wait_s=1.5,
-        kv_tokens_used=70,
-        kv_tokens_capacity=700,
+        load=Occupancy(3, 2, 1.5, kv_tokens_used=70, kv_tokens_capacity=700),
     )
 
     own = figures_of(worker, figures)

@@ -13,8 +13,7 @@ from tokenizers import Tokenizer as RawTokenizer
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_worker.text.tokenizer import Tokenizer
-from mlxd_worker.tokenizing.decoding import TooLong, text_of
-from mlxd_worker.tokenizing.process import GOOD, IDS, LONG, Desk, message
+from mlxd_worker.tokenizing.process import GOOD, IDS, LONG, Desk, TooLong, message, text_of
 from mlxd_worker.tokenizing.room import TokenRoom
 from tests.worker.made_tokenizers import byte_fallback, byte_level
 

@@ -21,8 +21,7 @@ from mlxd_shared.domain.requests import LoadSpec, Sampling, Weights
 from mlxd_shared.ops import logs
 from mlxd_shared.ops.measuring import Outcome
 from mlxd_worker.bench.peer import say
-from mlxd_worker.bench.timed import Timed
-from mlxd_worker.engine.request import StreamId, Submit
+from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.machine.backend import Backend, prepare_backend
 
 if TYPE_CHECKING:  # MLX is imported once its BLAS is there
@@ -30,6 +29,30 @@ if TYPE_CHECKING:  # MLX is imported once its BLAS is there
 
 _numbers = itertools.count(1)
 _GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
+
+
+class Timed:
+    """The sink of a stream that is timed. One owner: the thread that steps the engine."""
+
+    def __init__(self) -> None:
+        """Begin now."""
+        self._sent_s = time.perf_counter()
+        self._stamps_s: list[float] = []
+        self._counts: list[int] = []
+
+    def put(self, event: Event) -> None:
+        """Note the time of an event with tokens; raises the error of a stream that has failed."""
+        now_s = time.perf_counter()
+        if isinstance(event, Failed):
+            raise event.error
+        if event.ids:
+            self._stamps_s.append(now_s)
+            self._counts.append(len(event.ids))
+
+    @property
+    def outcome(self) -> Outcome:
+        """When its tokens came, as the engine tells them."""
+        return Outcome(self._sent_s, tuple(self._stamps_s), tuple(self._counts), "")
 
 
 def main() -> int:
@@ -88,10 +111,6 @@ def run_streams(resident: Resident, prompts: list[list[int]], max_tokens: int) -
                 prompt=tuple(prompt),
                 sampling=_GREEDY,
                 max_tokens=max_tokens,
-                stop=(),
-                stop_token_ids=frozenset(),
-                eos_ids=frozenset(),
-                skip_special_tokens=True,
                 submitted_s=time.monotonic(),
                 sink=sink,
             )

@@ -98,7 +98,7 @@ class RowCaches:
 
     @property
     def nbytes(self) -> int:
-        """The exact bytes of all live arrays; snapshots are `contents.nbytes`."""
+        """The exact bytes of all live arrays; snapshots are `contents.book.nbytes`."""
         return sum(layer.nbytes for layer in self._stateful)
 
     def arrays(self) -> Mapping[str, mx.array]:
@@ -249,7 +249,6 @@ class RowCaches:
         return StepPlan(
             width=width,
             dtype=dtype,
-            chunk=None,
             groups=groups,
             order=layout.order,
             places=layout.places,
@@ -321,7 +320,7 @@ class RowCaches:
     def _slots_of(self, rows: tuple[RowId, ...], lengths: tuple[int, ...], least: int) -> RowSlots:
         """Return how one token of each row lies; made anew where rows or places have changed."""
         kept, version = self._row_slots, self.table.version
-        if kept is None or (kept.rows, kept.version) != (rows, version) or kept.flat < least:
+        if kept is None or (kept.rows, kept.version) != (rows, version) or kept.layout.flat < least:
             places = [self.table.place(row) for row in rows]
             kept = self._row_slots = lay_rows(
                 rows,
@@ -383,8 +382,6 @@ class RowCaches:
             width=width,
             dtype=dtype,
             chunk=chunk,
-            groups=(),
-            order=None,
             places=(place,),
             bounded_shapes=self.bounded_shapes,
         )

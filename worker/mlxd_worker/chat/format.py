@@ -121,32 +121,22 @@ class ChatFormat:
             file=self.template.file_of(with_tools=bool(tools)),
         )
 
-    def check_length(self, rendered: str, nonce: str) -> None:
-        """Raise InvalidRequest if a rendered job is too long for any tokens of the context."""
-        if len(rendered) > self._chars_max:
-            chars = len(rendered.replace(nonce, ""))
-            if chars > self._chars_max:
-                limit = f"the prompt has {chars} characters; the context takes at most"
-                raise InvalidRequest.of("chat", f"{limit} {self._chars_max}")
-
     def encode(self, rendered: str, nonce: str) -> list[int]:
         """Return the ids of a rendered job; raises InvalidModel if the tokenizer cannot."""
         with library_faults("cannot read a chat"):
             return self.control.encode(rendered, nonce)
 
-    def prompt(self, rendered: str, nonce: str, ids: Sequence[int] | None = None) -> ChatPrompt:
-        """Return the prompt of a rendered job; `ids` are its, None: find them here.
-
-        It takes time in proportion to the text.
+    def prompt(self, rendered: str, nonce: str) -> ChatPrompt:
+        """Return the prompt of a rendered job but for its ids, in time in proportion to the text.
 
         Raises:
-            InvalidRequest, InvalidModel: as `check_length` and `encode`.
+            InvalidRequest: it is too long for any tokens of the context.
         """
-        if ids is None:
-            self.check_length(rendered, nonce)
-            ids = tuple(self.encode(rendered, nonce))
-        tail = rendered.rstrip()[-TAIL_CHARS:]
-        return ChatPrompt(ids, rendered.replace(nonce, ""), tail)
+        text, tail = rendered.replace(nonce, ""), rendered.rstrip()[-TAIL_CHARS:]
+        if len(text) > self._chars_max:
+            limit = f"the prompt has {len(text)} characters; the context takes at most"
+            raise InvalidRequest.of("chat", f"{limit} {self._chars_max}")
+        return ChatPrompt((), text, tail)
 
 
 _Mark = Callable[[str], str]

@@ -23,13 +23,7 @@ from mlxd_worker.killable.process import serve
 def answer_job(job: dict[str, Any]) -> dict[str, Any]:
     """Return the text of a job, or what keeps it from having one: a `Trouble` by its fields."""
     try:
-        text = render_chat(
-            job["template"],
-            job["variables"],
-            now_s=job["now_s"],
-            chars_max=config.PROMPT_CHARS_MAX,
-            continues=job["continues"],
-        )
+        text = render_chat(**job, chars_max=config.PROMPT_CHARS_MAX)
         text.encode()  # half a character, which no tokenizer takes
     except Exception as error:  # noqa: BLE001 - a template's own: any class there is
         return asdict(_judge(error))

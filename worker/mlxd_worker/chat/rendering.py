@@ -52,7 +52,7 @@ def render_chat(
         jinja2.TemplateSyntaxError: it is no template.
         MemoryError, RecursionError: it takes more of them than there is.
     """
-    rendering = _Rendering(template, variables, now_s=now_s, chars_max=chars_max)
+    rendering = _Rendering(template, variables, now_s, chars_max)
     messages: list[Message] = variables["messages"]
     if not continues:
         return rendering.text(messages)
@@ -66,22 +66,20 @@ def render_chat(
     return head if tail.startswith(" ") else head.rstrip()
 
 
+@dataclass(frozen=True, slots=True)
 class _Rendering:
     """One template with all that it is given but the messages."""
 
-    def __init__(
-        self, template: str, variables: Variables, *, now_s: float, chars_max: int
-    ) -> None:
-        self._template = template
-        self._variables = variables
-        self._now_s = now_s
-        self._chars_max = chars_max
+    template: str
+    variables: Variables
+    now_s: float
+    chars_max: int
 
     def text(self, messages: list[Message], *, more_chars: int = 0) -> str:
         """Return the text of messages whose missing contents are None."""
         forms = CallForms()
         if any("tool_calls" in message for message in messages):
-            forms = call_forms(self._template, self._special())
+            forms = call_forms(self.template, self._special())
         formed_messages = [form_message(message, forms) for message in messages]
         try:
             text = self._render(formed_messages, more_chars)
@@ -119,18 +117,14 @@ class _Rendering:
         return ""
 
     def _render(self, messages: list[Message], more_chars: int) -> str:
-        return render(
-            self._template,
-            {**self._variables, "messages": messages},
-            now_s=self._now_s,
-            chars_max=self._chars_max + more_chars,
-        )
+        variables, most = {**self.variables, "messages": messages}, self.chars_max + more_chars
+        return render(self.template, variables, now_s=self.now_s, chars_max=most)
 
     def _special(self) -> tuple[tuple[str, str], ...]:
         """Return the special tokens among the variables: all of them that a probe needs."""
         return tuple(
             (name, value)
-            for name, value in sorted(self._variables.items())
+            for name, value in sorted(self.variables.items())
             if name.endswith("_token") and isinstance(value, str)
         )
 

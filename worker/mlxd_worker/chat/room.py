@@ -128,5 +128,4 @@ class RenderRoom:
         if "text" not in outcome:
             raise Trouble(**outcome).error(job.file, job.nonce)
         text = str(outcome["text"])
-        wanted.check_length(text, job.nonce)
-        return text, job.nonce, wanted.prompt(text, job.nonce, ())
+        return text, job.nonce, wanted.prompt(text, job.nonce)

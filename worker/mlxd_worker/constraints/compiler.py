@@ -74,7 +74,6 @@ class Constraints:
         """
         self._lock = threading.Lock()
         self._kept: OrderedDict[Wanted, Constraint] = OrderedDict()
-        self._kept_chars = 0
         self._vocabulary: Vocabulary | None = None
         self._call_vocabulary: CallVocabulary | None = None
         self._calling = threading.Lock()
@@ -99,7 +98,6 @@ class Constraints:
                 return None
             if constraint.turns.full:
                 del self._kept[wanted]
-                self._kept_chars -= _chars(wanted)
                 return None
             self._kept.move_to_end(wanted)
             return constraint
@@ -111,7 +109,6 @@ class Constraints:
         """
         with self._lock:
             self._kept.clear()
-            self._kept_chars = 0
 
     def compile(self, wanted: Wanted, trials: Pool | None = None) -> Constraint:
         """Compile a format and keep it; takes milliseconds, or seconds for a monstrous one.
@@ -133,14 +130,12 @@ class Constraints:
             vocabulary = self._for_calls(vocabulary).vocabulary
         constraint = vocabulary.compile(source, field, names_tokens=calls)
         with self._lock:
-            if wanted not in self._kept:
-                self._kept_chars += _chars(wanted)
             self._kept[wanted] = constraint
             while len(self._kept) > config.CONSTRAINTS_KEPT_MAX or (
-                self._kept_chars > config.CONSTRAINTS_KEPT_CHARS_MAX and len(self._kept) > 1
+                sum(map(_chars, self._kept)) > config.CONSTRAINTS_KEPT_CHARS_MAX
+                and len(self._kept) > 1
             ):
-                old, _ = self._kept.popitem(last=False)
-                self._kept_chars -= _chars(old)
+                self._kept.popitem(last=False)
         return constraint
 
     def watch(self, grammar: Constraint, marks: Marks, *, ends: bool) -> CallConstraint:

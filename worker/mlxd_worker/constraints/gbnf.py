@@ -21,6 +21,8 @@ from __future__ import annotations
 import re
 from typing import Final, NoReturn
 
+from mlxd_worker.constraints.patterns import write_char
+
 RULES_MAX: Final = 2000
 ITEMS_MAX: Final = 50_000
 REPEAT_MAX: Final = 2000
@@ -158,7 +160,7 @@ class _Reader:
         """Return the text of the next item; empty if there is none."""
         start = self._at
         if text := self._take("text"):
-            chars = [f"/{_char(code)}/" for code in self._codes(text[1:-1], start + 1)]
+            chars = [f"/{write_char(code)}/" for code in self._codes(text[1:-1], start + 1)]
             return " ".join(chars) or '""'
         if text := self._take("set"):
             return self._set(text[1:-1], start)
@@ -202,9 +204,9 @@ class _Reader:
                 index, high = index + 2, codes[index + 2]
             if high < low:
                 self._refuse("a range that ends before it begins", start)
-            parts.append(f"{_char(low)}-{_char(high)}")
+            parts.append(f"{write_char(low)}-{write_char(high)}")
             index += 1
-        if parts == [f"{_char(0)}-{_char(_LAST_CHAR)}"] if negated else not parts:
+        if parts == [f"{write_char(0)}-{write_char(_LAST_CHAR)}"] if negated else not parts:
             self._refuse("a class without any character", start)
         return f"/[{'^' * negated}{''.join(parts)}]/" if parts else _ANY
 
@@ -250,7 +252,3 @@ class _Reader:
         if position is None and self._token is None and self._text[at : at + 1] in ('"', "["):
             problem = f"{self._text[at]!r} is not closed on its line"
         raise GrammarError(self._text, at, problem)
-
-
-def _char(code: int) -> str:
-    return rf"\x{{{code:X}}}"

@@ -85,7 +85,7 @@ def is_unwritable(code: int) -> bool:
 
 def literal_pattern(texts: tuple[str, ...]) -> str:
     """Return an expression that matches exactly the given texts."""
-    return "|".join("".join(map(_char, map(ord, text))) for text in texts)
+    return "|".join("".join(map(write_char, map(ord, text))) for text in texts)
 
 
 @dataclass(slots=True)
@@ -233,7 +233,7 @@ class _Writer:
             name = self._text[start + 1 : start + 2]
             if name == "b" and in_set:
                 self._at = start + 2
-                return _char(0x08)
+                return write_char(0x08)
             self._refuse(_escape_problem(name), start)
         self._at = match.end()
         kind, text = match.lastgroup or "", match[match.lastgroup or 0]
@@ -251,7 +251,7 @@ class _Writer:
             self._refuse("half of a pair, which no text holds", start)
         if code >= CODE_POINTS:
             self._refuse("an escape that is not the number of a character", start)
-        return _char(code)
+        return write_char(code)
 
     def _next(self) -> str:
         char = self._text[self._at : self._at + 1]
@@ -285,7 +285,8 @@ def _escape_problem(name: str) -> str:
     return f"an unknown escape \\{name}"
 
 
-def _char(code: int) -> str:
+def write_char(code: int) -> str:
+    """Return a character as the library's expressions have it by its number."""
     return rf"\x{{{code:X}}}"
 
 

@@ -33,7 +33,7 @@ from mlxd_worker.engine.masks.constraint import Advance
 from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.prefilling import Prefill, reads_together
-from mlxd_worker.engine.request import Event, Failed, StreamId, Submit, Tokens
+from mlxd_worker.engine.request import Event, Failed, Occupancy, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn
 from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID
@@ -66,17 +66,6 @@ class Limits:
     """What the load has reserved for the rows' caches."""
     mask_threads: int = 1
     """How many rows' masks are made at once."""
-
-
-@dataclass(frozen=True, slots=True)
-class Occupancy:
-    """How busy the engine is."""
-
-    running: int = 0
-    waiting: int = 0
-    oldest_wait_s: float = 0.0
-    kv_tokens_used: int = 0
-    kv_tokens_capacity: int = 0
 
 
 class Engine:

@@ -36,8 +36,7 @@ from mlxd_worker.engine.stepping.base import Carried, Stepper
 from mlxd_worker.engine.stepping.forward import RowChunk, prefill
 from mlxd_worker.engine.waiting import Turns
 from mlxd_worker.kernels.switches import SWITCHES
-from mlxd_worker.models.base import Passes
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Capabilities, Passes
 
 SHARED_MIN_TOKENS: Final = 64
 """So many tokens that two prompts begin with are worth waiting for."""

@@ -111,6 +111,17 @@ class Failed:
 Event = Tokens | Finished | Failed
 
 
+@dataclass(frozen=True, slots=True)
+class Occupancy:
+    """How busy the engine is."""
+
+    running: int = 0
+    waiting: int = 0
+    oldest_wait_s: float = 0.0
+    kv_tokens_used: int = 0
+    kv_tokens_capacity: int = 0
+
+
 class Sink(Protocol):
     """Where a stream's events go. Real: the event loop's stream; tests collect into a list."""
 
@@ -132,12 +143,12 @@ class Submit:
     prompt: tuple[int, ...]
     sampling: Sampling
     max_tokens: int | None
-    stop: tuple[str, ...]
-    stop_token_ids: frozenset[int]
-    eos_ids: frozenset[int]
-    skip_special_tokens: bool
     submitted_s: float
     sink: Sink
+    stop: tuple[str, ...] = ()
+    stop_token_ids: frozenset[int] = frozenset()
+    eos_ids: frozenset[int] = frozenset()
+    skip_special_tokens: bool = True
     request_id: str = ""
     """What the request is called in logs."""
     min_tokens: int = 0

@@ -38,7 +38,7 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
     if caches.in_place and compiled is not None:
         return _warm_tokens(compiled, caches)
     model = model if compiled is None else compiled
-    guesses = Kind.RECURRENT not in caches.contents.kinds
+    guesses = Kind.RECURRENT not in caches.contents.layers
     shapes = [shape for shape in caches.shapes() if guesses or shape.width != WIDE_WIDTH]
     for shape in shapes:
         caches.rehearse(_ROW, capacity=shape.capacity, slots=shape.slots)

@@ -28,18 +28,10 @@ from mlxd_worker.thread.facts import Loaded
 _T = TypeVar("_T")
 
 
-@dataclass(frozen=True, slots=True)
-class Embedded:
-    """The vectors of all texts, and how many tokens were evaluated for them."""
-
-    vectors: tuple[tuple[float, ...], ...]
-    prompt_tokens: int
-
-
 async def embed(
     worker: Worker, spec: EmbedSpec, loaded: Loaded, *, left_s: float | None = None
-) -> Embedded:
-    """Return each text's vector.
+) -> tuple[list[tuple[float, ...]], int]:
+    """Return each text's vector, and how many tokens were evaluated for all.
 
     left_s: seconds until the deadline.
 
@@ -65,7 +57,7 @@ async def embed(
     readings = [Reading(prompt, pooling=spec.pooling) for prompt in prompts]
     finish = partial(_finish_vector, spec)
     vectors = await read_all(worker, loaded, readings, finish, deadline_s=deadline_s)
-    return Embedded(tuple(vectors), sum(map(len, prompts)))
+    return vectors, sum(map(len, prompts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,10 +96,6 @@ async def read_all(
                     prompt=reading.ids,
                     sampling=resolve(DEFAULTS, seed=0),
                     max_tokens=1,
-                    stop=(),
-                    stop_token_ids=frozenset(),
-                    eos_ids=frozenset(),
-                    skip_special_tokens=True,
                     submitted_s=time.monotonic(),
                     sink=reader,
                     request_id=request_id,

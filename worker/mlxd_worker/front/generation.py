@@ -11,21 +11,32 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
+from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer, PartPiece
 from mlxd_worker.engine.masks.calls import CallConstraint
 from mlxd_worker.engine.masks.constraint import Constraint
-from mlxd_worker.engine.request import Finished, Submit, Tokens
-from mlxd_worker.front.calling import compile_calls
-from mlxd_worker.front.echoing import PromptEcho, echo_of
-from mlxd_worker.front.prompting import Prompt, prompt_of
+from mlxd_worker.engine.request import Finished, PositionLogprobs, Submit, Tokens
+from mlxd_worker.front.prompting import Prompt, compile_calls, prompt_of
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
+from mlxd_worker.tokenizing.process import IDS
+
+
+@dataclass(frozen=True, slots=True)
+class PromptEcho:
+    """A prompt as the model reads it; text and ids are empty unless it is echoed."""
+
+    text: str = ""
+    ids: tuple[int, ...] = ()
+    logprobs: tuple[PositionLogprobs, ...] = ()
+    """Those of each of its tokens from the second on, if requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +125,32 @@ async def generate(
                 )
                 yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
                 seed = echo = None
+
+
+async def echo_of(
+    worker: Worker, spec: GenerateSpec, loaded: Loaded, ids: tuple[int, ...]
+) -> PromptEcho | None:
+    """Return the echo of a prompt, without log-probabilities yet; None: there is none.
+
+    A resumed stream has sent it already, and so has the first of several choices.
+
+    Raises:
+        InvalidRequest: more log-probabilities than one message holds.
+    """
+    wanted = spec.prompt_logprobs
+    if spec.resumed or spec.choice or not (spec.echo or wanted is not None):
+        return None
+    if wanted is not None and len(ids) * (1 + wanted) > config.PROMPT_LOGPROBS_MAX:
+        limit = f"{len(ids)} tokens and {wanted} beside each are more than"
+        raise InvalidRequest.of("prompt_logprobs", f"{limit} {config.PROMPT_LOGPROBS_MAX}")
+    if not spec.echo:
+        return PromptEcho()
+    if isinstance(spec.prompt, str):
+        return PromptEcho(spec.prompt, ids)
+    text = await worker.tokens.decode(
+        loaded.tokenizer, array(IDS, ids), skip_special=False, field="echo", kind="generate"
+    )
+    return PromptEcho(text, ids)
 
 
 async def _compile(

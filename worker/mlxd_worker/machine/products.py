@@ -117,7 +117,8 @@ def stand_in_front(
     if problem is not None:
         library["mlxd_products_stop"](hand_over(blas))
         raise ProductsError(f"mlxd's {instructions} kernels are off: {problem}")
-    SWITCHES.follow(lambda: _obey(library))
+    off = library["mlxd_products_off"]
+    SWITCHES.follow(lambda: off(int(not SWITCHES.is_on(FastPath.FEW_ROWS))))
     ctypes.CDLL(str(path), mode=ctypes.RTLD_GLOBAL | os.RTLD_NOW)
     return products
 
@@ -137,10 +138,6 @@ def hand_over(blas: ctypes.CDLL) -> ctypes.c_void_p:
         return ctypes.cast(blas["openblas_set_threads_callback_function"], ctypes.c_void_p)
     except AttributeError:  # it keeps threads of its own
         return ctypes.c_void_p(None)
-
-
-def _obey(library: ctypes.CDLL) -> None:
-    library["mlxd_products_off"](int(not SWITCHES.is_on(FastPath.FEW_ROWS)))
 
 
 def disagreement(ours: ctypes.CDLL, behind: ctypes.CDLL) -> str | None:

@@ -166,11 +166,6 @@ class Ledger:
                 counts[account] += held
         return tuple(MemoryAccount(each.value, nbytes[each], counts[each]) for each in Account)
 
-    @property
-    def nbytes(self) -> int:
-        """Sum of all accounts."""
-        return sum(report.nbytes for report in self.report())
-
     def audit(self) -> Audit:
         """Compare the accounts with MLX's own count; meaningful when nothing is in flight."""
         active_nbytes = mx.get_active_memory()

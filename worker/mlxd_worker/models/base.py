@@ -6,10 +6,12 @@ Invariants:
 - Positions are arrays (`Batch.offsets`); host integers (`Batch.lengths`) only choose shapes and
   guard bounds, so no compiled or cached graph depends on a position.
 - All of it runs on the engine thread.
+- A model states its capabilities when it is built; they never change afterwards, and nothing in
+  them depends on rows or caches: whoever chooses how steps are run looks at both.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import mlx.core as mx
@@ -18,7 +20,7 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.kernels.device import runs_cpu
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,33 @@ class Batch:
             rows=tuple(row for _, _, row in parts),
             counts=tuple(len(ids) for ids, _, _ in parts),
         )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    """What the engine may do with a model; `engine.stepping` chooses by it, once a load.
+
+    What a model does not state is what holds of any written here: it embeds and compiles, no more.
+    """
+
+    embeds: bool = True
+    """Whether `forward`'s rows are hidden ones, from which texts' vectors are made."""
+    compiles: bool = True
+    """Whether a decode step may be traced as one function."""
+    stays_lazy: bool = False
+    """Whether a decode step's `forward` evaluates nothing, so that it may be called early."""
+    joins_passes: bool = False
+    """Whether it is `JoiningPasses`, reading the weights once for all batches of a joined pass."""
+    reads_chunks: bool = False
+    """Whether a pass may be several rows' chunks (`Batch.counts`), over sliceable caches."""
+    decodes_in_place: bool = False
+    """Whether a decode step by slots writes standard caches in place (`attend_joined`)."""
+    overlaps_steps: bool = False
+    """Whether every decode step writes its caches in place, even while another is under way."""
+    prompts_in_place: bool = False
+    """Whether short prompts are written in place as well (`tokens.is_read_in_place`)."""
+    on_cpu: bool = field(default_factory=runs_cpu)
+    """Whether a CPU computes it."""
 
 
 class Passes(Protocol):

@@ -2,21 +2,38 @@
 
 Invariants:
 - What is loaded is what config and headers said; a file that has changed by then is refused.
+- A builder takes every required tensor of the description, and keeps nothing else of the weights.
+- Builders are found by the module that a description names, which is imported for its first model.
 """
 
+import importlib
+from collections.abc import Callable
+from typing import Any, cast
+
 from mlxd_models.describe import Description, describe, packings_on_load
+from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.packing import Recipe
 from mlxd_models.families.registry import REGISTRY, Registry
 from mlxd_models.files.model_source import Source
 from mlxd_models.files.tensor_blobs import check_copies
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.base import Model
-from mlxd_worker.models.building import builder_of
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.reader import Progress, Reader
 from mlxd_worker.models.zoo.adapter import ZOO
 
 DTYPES = {word: dtype for dtype, word in WORDS.items()}
+
+Builder = Callable[[Any, Reader], Model]
+"""Builds a model of the config that its family parsed; takes all weights.
+
+Raises InvalidModel where a file cannot be read after all.
+"""
+
+
+def builder_of(family: Family[Any]) -> Builder:
+    """Return what builds a family's models."""
+    return cast("Builder", importlib.import_module(family.builder).build)
 
 
 def inspect_model(source: Source, *, registry: Registry = REGISTRY) -> Description:

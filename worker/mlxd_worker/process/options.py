@@ -22,7 +22,7 @@ HELD = "held"
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """The options of the command line; None where not given."""
+    """The options of the command line, by the parser's names for them; None where not given."""
 
     listen: str | None
     allow_remote: bool
@@ -53,44 +53,29 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
         InvalidRequest: a load option is out of range.
     """
     parser = _parser()
-    args = parser.parse_args(arguments)
-    if args.prefix_disk is None and args.prefix_disk_size is not None:
+    options = vars(parser.parse_args(arguments))
+    take = options.pop
+    disk, disk_size = take("prefix_disk"), take("prefix_disk_size")
+    if disk is None and disk_size is not None:
         parser.error("argument --prefix-disk-size: needs --prefix-disk")
+    kv_format = take("kv_format")
     spec = LoadSpec(
-        context_length=args.context_length,
-        rows_max=args.rows_max,
-        weights=Weights(args.weights),
-        kv_format=KVFormat(args.kv_format) if args.kv_format else None,
-        prefix_cache_nbytes=args.prefix_cache,
+        context_length=take("context_length"),
+        rows_max=take("rows_max"),
+        weights=Weights(take("weights")),
+        kv_format=KVFormat(kv_format) if kv_format else None,
+        prefix_cache_nbytes=take("prefix_cache"),
     )
     violations = load_violations(spec, prefix="options")
     if violations:
         raise InvalidRequest(tuple(violations))
-    model: Path | None = args.model
-    return Options(
-        listen=args.listen,
-        allow_remote=args.allow_remote,
-        security=ListenerFiles(
-            args.tls_cert, args.tls_key, args.tls_client_ca, args.token_file, args.open_health
-        ),
-        incarnation=args.incarnation or uuid.uuid4().hex,
-        device=args.device,
-        machine=args.machine,
-        ready_fd=args.ready_fd,
-        life_fd=args.life_fd,
-        orphan_grace_s=args.orphan_grace,
-        stop_grace_s=args.stop_grace,
-        model=model,
-        name=args.name or (model.resolve().name if model else ""),
-        spec=spec,
-        threads=args.threads,
-        findings=args.findings,
-        waiting_max=args.waiting_max,
-        replay_steps=args.replay_steps,
-        prefix_disk=_disk_folder(args.prefix_disk, args.prefix_disk_size),
-        log_level=args.log_level,
-        log_format=args.log_format,
-    )
+    files = ("tls_cert", "tls_key", "tls_client_ca", "token_file", "open_health")
+    security = ListenerFiles(*map(take, files))
+    model: Path | None = options["model"]
+    options["name"] = options["name"] or (model.resolve().name if model else "")
+    options["incarnation"] = options["incarnation"] or uuid.uuid4().hex
+    folder = _disk_folder(disk, disk_size)
+    return Options(security=security, spec=spec, prefix_disk=folder, **options)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -116,11 +101,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--ready-fd", type=int, help="write one JSON line with the address here, when listening")
     add("--life-fd", type=int, help="read end of a pipe; its end means that the controller is gone")
     graces = (
-        ("--orphan-grace", config.ORPHAN_GRACE_S, "how long to serve without a controller"),
-        ("--stop-grace", config.WORKER_STOP_GRACE_S, "how long streams may take to stop"),
+        ("orphan", config.ORPHAN_GRACE_S, "how long to serve without a controller"),
+        ("stop", config.WORKER_STOP_GRACE_S, "how long streams may take to stop"),
     )
     for name, default, text in graces:
-        add(name, type=_seconds, default=default, metavar="SECONDS", help=text)
+        option, dest = f"--{name}-grace", f"{name}_grace_s"
+        add(option, dest=dest, type=_seconds, default=default, metavar="SECONDS", help=text)
     add("--model", type=Path, metavar="FOLDER", help="load this model at once")
     add("--name", default="", help="the name to serve it under; default: the folder's")
     add("--context-length", type=_count, metavar="TOKENS")

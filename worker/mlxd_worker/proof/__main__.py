@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 import tempfile
+from dataclasses import asdict
 from pathlib import Path
 from typing import Final
 
@@ -21,9 +22,25 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.ops.findings import versions_of
 from mlxd_worker.machine.backend import Backend, prepare_backend
 from mlxd_worker.proof.families import WIDE, WIDEST
-from mlxd_worker.proof.tokenizing import check_tokenizer
+from mlxd_worker.proof.judging import Result
+from mlxd_worker.tokenizing.files import load_tokenizer
 
 LLAMA: Final = "LlamaForCausalLM"
+TEXT: Final = "The quick brown fox, 12 times. "
+
+
+def check_tokenizer(path: Path) -> str | None:
+    """Return what is wrong with a model's tokenizer, or None. Blocks on the disk."""
+    try:
+        tokenizer = load_tokenizer(path)
+        ids = tokenizer.encode(TEXT)
+        text = tokenizer.decode(ids)
+    except MlxdError as error:
+        return error.describe()
+    # One that lowers letters or knows few of them is whole; one that gives none back is not.
+    if set(text.lower()).isdisjoint(set(TEXT.lower()) - {" "}):
+        return f"{TEXT!r} comes back as {text!r:.80}"
+    return None
 
 
 class Report:
@@ -41,11 +58,11 @@ class Report:
         """Say what comes next: the last word of a process that a kernel ends."""
         self.say(trying=step)
 
-    def result(self, check: str, subject: str, problem: str, off: FastPath | None) -> None:
+    def result(self, result: Result) -> None:
         """Say what a check came to."""
-        if off is not None:
-            self.off[off] = f"{check}: {problem} ({subject})"
-        self.say(check=check, subject=subject, problem=problem, off=off)
+        if result.off is not None:
+            self.off[result.off] = f"{result.check}: {result.problem} ({result.subject})"
+        self.say(**asdict(result))
 
 
 def main() -> int:
@@ -57,7 +74,7 @@ def main() -> int:
     report = Report()
     for path in args.tokenizer:
         report.trying(f"the tokenizer of {path.name}")
-        report.result("tokenizer", str(path), check_tokenizer(path) or "", None)
+        report.result(Result("tokenizer", str(path), check_tokenizer(path) or ""))
     try:
         backend = prepare_backend()
     except MlxdError as error:
@@ -70,16 +87,13 @@ def main() -> int:
 def _prove(report: Report, backend: Backend, *, quick: bool) -> None:
     """Prove the engine; imports MLX, which the BLAS stands under by now."""
     from mlxd_worker.machine.device_name import device_name  # noqa: PLC0415
-    from mlxd_worker.proof.prover import Prover, Result  # noqa: PLC0415
+    from mlxd_worker.proof.prover import Prover  # noqa: PLC0415
     from mlxd_worker.proof.subjects import make_subject  # noqa: PLC0415
     from mlxd_worker.proof.timing import engine_run  # noqa: PLC0415
 
-    def tell(result: Result) -> None:
-        report.result(result.check, result.subject, result.problem, result.off)
-
     blas = backend.blas
     report.say(blas=blas.name, version=blas.version, threads=blas.threads, reason=blas.reason)
-    prover = Prover(tell, report.trying)
+    prover = Prover(report.result, report.trying)
     prover.prove_products(backend.kind)
     with tempfile.TemporaryDirectory(prefix="mlxd-proof-") as root:
         for name in [LLAMA] if quick else sorted(REGISTRY.entries):

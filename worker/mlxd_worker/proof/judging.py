@@ -8,6 +8,19 @@ from dataclasses import dataclass
 from typing import Final
 
 from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_shared.domain.fast_paths import FastPath
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What one check of one subject came to."""
+
+    check: str
+    subject: str
+    problem: str = ""
+    """Empty: nothing is wrong."""
+    off: FastPath | None = None
+    """The path that is switched off for it; None if none is to blame."""
 
 
 @dataclass(frozen=True, slots=True)

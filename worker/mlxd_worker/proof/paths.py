@@ -1,22 +1,26 @@
-"""Every fast path against the plain one: a line here for each, and how the two are compared.
+"""Every fast path against the plain one, and what must hold of the engine whatever paths it takes.
 
 A new path is a member of `FastPath`, a line in `PATHS`, and a question to `SWITCHES` where it is
-taken.
+taken. A new check is a function and a line in `CHECKS`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final
 
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import TOLERANCES, disagreement, divergence
-from mlxd_worker.proof.streams import Heard, run_company
+from mlxd_worker.proof.streams import Heard, run_alone, run_company, run_resumed
 from mlxd_worker.proof.subjects import Subject, form_on
-from mlxd_worker.proof.walks import Walk, errors_between, step_through
+from mlxd_worker.proof.walks import Walk, errors_between, read_whole, step_through
+
+Check = Callable[[Subject], str | None]
+"""Returns what does not hold, or None."""
 
 Compare = Callable[[Subject, FastPath], str | None]
 """Returns how a model that takes a path disagrees with the same without it, or None."""
@@ -62,6 +66,28 @@ def compare_heard(subject: Subject, plain: Sequence[Heard], others: Sequence[Hea
             return f"stream {index}: {problem}"
     return None
 
+
+def check_company(subject: Subject) -> str | None:
+    """A row's tokens are those of its lone run, whatever else is decoded or prefilled."""
+    return compare_heard(subject, run_alone(subject, margins=True), run_company(subject))
+
+
+def check_places(subject: Subject) -> str | None:
+    """What steps write in place is where a reader of the whole text would have it."""
+    return compare_walks(subject, step_through(subject), read_whole(subject))
+
+
+def check_resumed(subject: Subject) -> str | None:
+    """A stream resumed from its middle generates what the whole one did."""
+    whole = run_alone(subject, margins=True)
+    return compare_heard(subject, whole, run_resumed(subject, whole))
+
+
+CHECKS: Final[Mapping[str, Check]] = MappingProxyType({
+    "a row is the same in any company": check_company,
+    "steps write in place": check_places,
+    "a resumed stream goes on": check_resumed,
+})  # fmt: skip
 
 _CPU: Final = frozenset({DeviceKind.CPU})
 _CUDA: Final = frozenset({DeviceKind.CUDA})

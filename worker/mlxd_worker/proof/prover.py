@@ -12,7 +12,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Final
 
@@ -20,8 +19,8 @@ from mlxd_models.families.common.packing import Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
-from mlxd_worker.proof.checks import CHECKS, Check
-from mlxd_worker.proof.paths import PATHS, PathProof
+from mlxd_worker.proof.judging import Result
+from mlxd_worker.proof.paths import CHECKS, PATHS, Check, PathProof
 from mlxd_worker.proof.products import compare_products, describe_packing, packings
 from mlxd_worker.proof.streams import run_company
 from mlxd_worker.proof.subjects import Subject
@@ -31,19 +30,6 @@ from mlxd_worker.proof.walks import step_through
 PROBLEM_CHARS_MAX: Final = 300
 
 
-@dataclass(frozen=True, slots=True)
-class Result:
-    """What one check of one subject came to."""
-
-    check: str
-    subject: str
-    problem: str = ""
-    """Empty: nothing is wrong."""
-    off: FastPath | None = None
-    """The path that is switched off for it; None if none is to blame."""
-
-
-Tell = Callable[[Result], None]
 Try = Callable[[str], None]
 """Told what is tried next."""
 
@@ -53,7 +39,7 @@ class Prover:
 
     def __init__(
         self,
-        tell: Tell,
+        tell: Callable[[Result], None],
         trying: Try,
         *,
         paths: Sequence[PathProof] = PATHS,

@@ -62,16 +62,6 @@ class Heard:
         return [each.top[0].logprob - each.top[1].logprob for each in self.logprobs]
 
 
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One stream."""
-
-    prompt: tuple[int, ...]
-    tokens: int = TOKENS
-    resumed: int = 0
-    """How many of the prompt's last tokens count as output."""
-
-
 class Streams:
     """An engine of its own on one model."""
 
@@ -90,23 +80,23 @@ class Streams:
         self._engine = Engine(passes, caches, lambda _: _NoText(), limits, stepper=stepper)
         self._count = 0
 
-    def submit(self, stream: Stream, *, margins: bool = False) -> Heard:
-        """Submit a stream; margins: keep its log-probabilities, for which no step runs ahead."""
+    def submit(self, prompt: tuple[int, ...], *, margins: bool = False, resumed: int = 0) -> Heard:
+        """Submit a stream.
+
+        margins: keep its log-probabilities, for which no step runs ahead. resumed: how many of the
+        prompt's last tokens count as output.
+        """
         heard = Heard()
         self._count += 1
         request = Submit(
             stream=StreamId(self._count),
-            prompt=stream.prompt,
+            prompt=prompt,
             sampling=_GREEDY,
-            max_tokens=stream.tokens,
-            stop=(),
-            stop_token_ids=frozenset(),
-            eos_ids=frozenset(),
-            skip_special_tokens=False,
+            max_tokens=TOKENS,
             submitted_s=time.monotonic(),
             sink=heard,
             top_logprobs=2 if margins else None,
-            resumed=stream.resumed,
+            resumed=resumed,
         )
         self._engine.submit(request)
         return heard
@@ -122,10 +112,10 @@ class Streams:
             self._engine.step()
 
 
-def prompts_of(vocab: int, lengths: Sequence[int] = LENGTHS) -> list[Stream]:
-    """Return streams of random prompts, the same ones each time."""
+def prompts_of(vocab: int, lengths: Sequence[int] = LENGTHS) -> list[tuple[int, ...]]:
+    """Return random prompts, the same ones each time."""
     draws = random.Random(17)  # noqa: S311 - no secret
-    return [Stream(tuple(draws.randrange(vocab) for _ in range(length))) for length in lengths]
+    return [tuple(draws.randrange(vocab) for _ in range(length)) for length in lengths]
 
 
 def run_company(subject: Subject, *, margins: bool = False) -> list[Heard]:
@@ -155,8 +145,7 @@ def run_resumed(subject: Subject, before: Sequence[Heard]) -> list[Heard]:
     engine, heard = Streams(model, subject), []
     for each, former in zip(prompts_of(model.vocab_size), before, strict=True):
         cut = len(former.ids) // 2
-        prompt = (*each.prompt, *former.ids[:cut])
-        heard.append(engine.submit(Stream(prompt, each.tokens, resumed=cut)))
+        heard.append(engine.submit((*each, *former.ids[:cut]), resumed=cut))
         engine.run()
         heard[-1].ids[:0] = former.ids[:cut]
     return heard

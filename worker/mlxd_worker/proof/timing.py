@@ -13,7 +13,7 @@ from typing import Final
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import slowness
-from mlxd_worker.proof.streams import Stream, Streams, prompts_of
+from mlxd_worker.proof.streams import Streams, prompts_of
 from mlxd_worker.proof.subjects import Subject
 
 ROUNDS: Final = 5
@@ -36,7 +36,7 @@ def engine_run(subject: Subject) -> MakeRun:
         def run() -> None:
             for streams in (company[:1], company):
                 for each in streams:
-                    engine.submit(Stream(each.prompt))
+                    engine.submit(each)
                 engine.run()
 
         run()

@@ -8,7 +8,6 @@ Invariants:
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
 from typing import Final, cast
 
 import mlx.core as mx
@@ -27,11 +26,8 @@ STEPS: Final = 4
 """Of all rows together; then as many of the first one alone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Walk:
-    """Logits, float32 `[tokens, vocab]`, of each row's every token, by row."""
-
-    rows: tuple[mx.array, ...]
+Walk = tuple[mx.array, ...]
+"""Logits, float32 `[tokens, vocab]`, of each row's every token, by row."""
 
 
 def texts_of(vocab: int, *, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
@@ -60,7 +56,7 @@ def step_through(subject: Subject) -> Walk:
         logits = _logits(passes, caches, batch)
         for place, index in enumerate(going):
             parts[index].append(logits[place : place + 1])
-    return Walk(tuple(mx.concatenate(own, axis=0) for own in parts))
+    return tuple(mx.concatenate(own, axis=0) for own in parts)
 
 
 def read_whole(subject: Subject) -> Walk:
@@ -73,13 +69,13 @@ def read_whole(subject: Subject) -> Walk:
         caches = RowCaches(model.new_caches(), context_max=CONTEXT, rows_max=1)
         caches.join(RowId(1), tokens=len(tokens))
         whole.append(_logits(model, caches, Batch.prefill(tokens, 0, RowId(1))))
-    return Walk(tuple(whole))
+    return tuple(whole)
 
 
 def errors_between(ours: Walk, theirs: Walk) -> list[float]:
     """Return each token's largest difference as a part of its largest logit; NaN stays NaN."""
     errors: list[float] = []
-    for left, right in zip(ours.rows, theirs.rows, strict=True):
+    for left, right in zip(ours, theirs, strict=True):
         scale = mx.max(mx.abs(right), axis=-1)
         worst = mx.max(mx.abs(left - right), axis=-1) / mx.maximum(scale, 1e-6)
         errors += cast("list[float]", worst.tolist())

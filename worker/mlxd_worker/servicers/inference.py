@@ -29,9 +29,8 @@ from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import duration_to_pb, write
 from mlxd_worker.chat.answer import PartPiece
 from mlxd_worker.engine.request import Finished, PositionLogprobs, TokenLogprob, Usage
-from mlxd_worker.front.echoing import PromptEcho
 from mlxd_worker.front.embedding import embed
-from mlxd_worker.front.generation import Part, generate
+from mlxd_worker.front.generation import Part, PromptEcho, generate
 from mlxd_worker.front.prompting import check_length
 from mlxd_worker.front.scoring import score
 from mlxd_worker.front.worker import Worker
@@ -112,10 +111,11 @@ class InferenceServicer:
         spec = await run_paced(embed_from_pb, request, is_checked=is_checked())
         self._worker.check_incarnation(spec.worker_incarnation)
         loaded = self._worker.admit(spec.model)
-        done = await embed(self._worker, spec, loaded, left_s=context.time_remaining())
+        left_s = context.time_remaining()
+        vectors, prompt_tokens = await embed(self._worker, spec, loaded, left_s=left_s)
         return inference_pb2.EmbedResponse(
-            embeddings=[inference_pb2.Embedding(values=vector) for vector in done.vectors],
-            prompt_tokens=done.prompt_tokens,
+            embeddings=[inference_pb2.Embedding(values=vector) for vector in vectors],
+            prompt_tokens=prompt_tokens,
             model_digest=loaded.job.digest,
         )
 
@@ -126,10 +126,11 @@ class InferenceServicer:
         spec = await run_paced(score_from_pb, request, is_checked=is_checked())
         self._worker.check_incarnation(spec.worker_incarnation)
         loaded = self._worker.admit(spec.model)
-        done = await score(self._worker, spec, loaded, left_s=context.time_remaining())
+        left_s = context.time_remaining()
+        scores, prompt_tokens = await score(self._worker, spec, loaded, left_s=left_s)
         return score_pb2.ScoreResponse(
-            scores=[write(each, score_pb2.Score) for each in done.scores],
-            prompt_tokens=done.prompt_tokens,
+            scores=[write(each, score_pb2.Score) for each in scores],
+            prompt_tokens=prompt_tokens,
             model_digest=loaded.job.digest,
         )
 

@@ -91,16 +91,13 @@ class WorkerMetrics:
 
     def families(self, figures: Figures, model: str) -> list[status_pb2.MetricFamily]:
         """Return all metrics for the wire, gauges as of `figures`."""
+        load = figures.load
         gauges = (
-            ("mlxd_streams_running", "Streams being decoded or prefilled.", figures.running),
-            ("mlxd_streams_waiting", "Streams waiting for a row.", figures.waiting),
-            (
-                "mlxd_oldest_wait_seconds",
-                "Age of the oldest waiting stream.",
-                figures.oldest_wait_s,
-            ),
-            ("mlxd_kv_tokens_used", "Tokens held by running rows.", figures.kv_tokens_used),
-            ("mlxd_kv_tokens_capacity", "Tokens that rows may hold.", figures.kv_tokens_capacity),
+            ("mlxd_streams_running", "Streams being decoded or prefilled.", load.running),
+            ("mlxd_streams_waiting", "Streams waiting for a row.", load.waiting),
+            ("mlxd_oldest_wait_seconds", "Age of the oldest waiting stream.", load.oldest_wait_s),
+            ("mlxd_kv_tokens_used", "Tokens held by running rows.", load.kv_tokens_used),
+            ("mlxd_kv_tokens_capacity", "Tokens that rows may hold.", load.kv_tokens_capacity),
             ("mlxd_prefix_snapshots", "Open snapshots, lazy or not.", figures.prefix_snapshots),
             (
                 "mlxd_speculation_available",

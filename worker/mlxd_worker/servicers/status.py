@@ -32,7 +32,7 @@ from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.records import timestamp_to_pb, write
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.servicers.metrics import WorkerMetrics
-from mlxd_worker.thread.facts import Figures, Loaded
+from mlxd_worker.thread.facts import Figures
 
 
 class StatusServicer:
@@ -128,21 +128,19 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         fast_paths_off=tuple(f"{path.value}: {why}" for path, why in identity.off.items()),
         memory=memory_of(figures, device=device_name(worker), rss=process.memory_info().rss),
         age_s=max(time.monotonic() - figures.at_s, 0.0),
-        streams_running=figures.running,
-        streams_waiting=figures.waiting,
-        oldest_wait_s=figures.oldest_wait_s,
-        kv_tokens_used=figures.kv_tokens_used,
-        kv_tokens_capacity=figures.kv_tokens_capacity,
+        streams_running=figures.load.running,
+        streams_waiting=figures.load.waiting,
+        oldest_wait_s=figures.load.oldest_wait_s,
+        kv_tokens_used=figures.load.kv_tokens_used,
+        kv_tokens_capacity=figures.load.kv_tokens_capacity,
         cpu_s=times.user + times.system,
         prefix_disk=figures.prefix_disk,
         prefix_reload_s=figures.prefix_reload_s,
     )
     if job is not None:
         own = replace(own, model_name=job.name, model_path=str(job.path), model_digest=job.digest)
-    return own if worker.loaded is None else _with_model(own, worker.loaded)
-
-
-def _with_model(own: WorkerFigures, loaded: Loaded) -> WorkerFigures:
+    if (loaded := worker.loaded) is None:
+        return own
     return replace(
         own,
         context_length=loaded.context_length,

@@ -54,33 +54,29 @@ class ControlTokens:
             InvalidModel: an added token is too long to be one.
         """
         added = raw.get_added_tokens_decoder()
-        self._ids = {
+        self.ids: Mapping[str, int] = {
             token.content: token_id
             for token_id, token in added.items()
             if _controls(token, written=written, named=named)
         }
+        """The control tokens: the id of each spelling."""
         self.special = frozenset(
             token.content for token in added.values() if token.special and token.content.strip()
         )
         """Spellings of the tokens that are no text in an answer either."""
         prefix = new_nonce()
-        self._private = {text: f"\ue000{prefix}{i}\ue001" for i, text in enumerate(self._ids)}
-        pattern = _any_of(self._ids)
+        self._private = {text: f"\ue000{prefix}{i}\ue001" for i, text in enumerate(self.ids)}
+        pattern = _any_of(self.ids)
         self._whole = re.compile(pattern)
         self._spelled = re.compile(pattern, re.IGNORECASE)
-        self._beginnings = {text[:n].lower() for text in self._ids for n in range(1, len(text))}
-        self._ends = {text[n:].lower() for text in self._ids for n in range(1, len(text))}
-        self._longest = max(map(len, self._ids), default=0)
+        self._beginnings = {text[:n].lower() for text in self.ids for n in range(1, len(text))}
+        self._ends = {text[n:].lower() for text in self.ids for n in range(1, len(text))}
+        self._longest = max(map(len, self.ids), default=0)
         self._twin, self._back = self._twin_of(raw, {t.content: t for t in added.values()})
-
-    @property
-    def ids(self) -> Mapping[str, int]:
-        """The control tokens: the id of each spelling."""
-        return self._ids
 
     def ids_of(self, spellings: Iterable[str]) -> dict[int, str]:
         """Return the ids, with their spellings, of those that are control tokens."""
-        return {self._ids[text]: text for text in spellings if text in self._ids}
+        return {self.ids[text]: text for text in spellings if text in self.ids}
 
     def mark(self, text: str, nonce: str, *, allowed: Collection[str] = ()) -> str:
         """Return a person's text with `nonce` where it would be read as a control token.
@@ -161,7 +157,7 @@ class ControlTokens:
         self, raw: RawTokenizer, added: dict[str, AddedToken]
     ) -> tuple[RawTokenizer, dict[int, int]]:
         """Return the tokenizer that knows control tokens by their private spellings alone."""
-        twin = twin_of(raw, special=self._ids)
+        twin = twin_of(raw, special=self.ids)
         twin.encode_special_tokens = True  # what is special is text to the twin
         twin.add_tokens(
             [
@@ -173,7 +169,7 @@ class ControlTokens:
         for text, private in self._private.items():
             token_id = twin.token_to_id(private)
             assert token_id is not None, "it was added just now"
-            back[token_id] = self._ids[text]
+            back[token_id] = self.ids[text]
         return twin, back
 
 

@@ -263,8 +263,6 @@ class MarkDecoder:
     Such a text stands alone: what was held back before it comes before it.
     """
 
-    __slots__ = ("_plain", "_shown")
-
     def __init__(self, plain: Detokenizer, shown: Mapping[int, str]) -> None:
         self._plain = plain
         self._shown = shown
@@ -286,17 +284,6 @@ class Detokenizer:
     all ids, but for ids that spell bytes which are no UTF-8. There a stream may hold more of the
     text: some decoders let one bad byte spoil good ones before it, and what was given out stays.
     """
-
-    __slots__ = (
-        "_anchor",
-        "_context",
-        "_given_count",
-        "_pending",
-        "_raw",
-        "_released",
-        "_skip_special",
-        "_stream",
-    )  # fmt: skip
 
     def __init__(self, raw: RawTokenizer, *, skip_special: bool, anchored: bool = False) -> None:
         self._raw = raw

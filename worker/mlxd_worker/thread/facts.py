@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxd_shared.domain.figures import LoadProgress, MemoryAccount, PrefixDisk
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import Constraints
+from mlxd_worker.engine.request import Occupancy
 from mlxd_worker.text.pooling_files import EmbedDefaults
 from mlxd_worker.text.tokenizer import Tokenizer
 
@@ -91,11 +92,7 @@ class Figures:
     """The engine's figures at one moment (`at_s`, on the monotonic clock)."""
 
     at_s: float
-    running: int = 0
-    waiting: int = 0
-    oldest_wait_s: float = 0.0
-    kv_tokens_used: int = 0
-    kv_tokens_capacity: int = 0
+    load: Occupancy = field(default_factory=Occupancy)
     accounts: tuple[MemoryAccount, ...] = ()
     mlx_active_nbytes: int = 0
     mlx_cache_nbytes: int = 0

@@ -21,9 +21,8 @@ from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
-from mlxd_worker.cache.prefix.counts import PrefixCounts
-from mlxd_worker.engine.loop import Occupancy
-from mlxd_worker.engine.request import Cancel, Failed, Submit
+from mlxd_worker.cache.prefix.lookup import PrefixCounts
+from mlxd_worker.engine.request import Cancel, Failed, Occupancy, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
 from mlxd_worker.machine.device_name import device_name
 from mlxd_worker.memory.ledger import Account, Audit, Ledger
@@ -88,7 +87,7 @@ class ModelHost:
         self._ledger.pin_all(Account.WEIGHTS, resident.model.parameters())
         self._ledger.attach(Account.KV, "rows", resident.caches)
         contents = resident.caches.contents
-        self._ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)
+        self._ledger.attach(Account.PREFIX, "snapshots", contents.book, tally=contents.book.tally)
         self._counts[job.name] = counts
         self._guesses[job.name] = guesses
         self._resident = resident
@@ -185,19 +184,14 @@ class ModelHost:
     def figures(self) -> Figures:
         """Return the current figures."""
         engine = self._resident.engine if self._resident else None
-        load = engine.occupancy() if engine else Occupancy()
         return Figures(
             at_s=time.monotonic(),
-            running=load.running,
-            waiting=load.waiting,
-            oldest_wait_s=load.oldest_wait_s,
-            kv_tokens_used=load.kv_tokens_used,
-            kv_tokens_capacity=load.kv_tokens_capacity,
+            load=engine.occupancy() if engine else Occupancy(),
             accounts=self._ledger.report(),
             mlx_active_nbytes=mx.get_active_memory(),
             mlx_cache_nbytes=mx.get_cache_memory(),
             mlx_peak_nbytes=mx.get_peak_memory(),
-            prefix_snapshots=self._resident.caches.contents.live if self._resident else 0,
+            prefix_snapshots=self._resident.caches.contents.book.live if self._resident else 0,
             prefixes=tuple((name, _figures_of(counts)) for name, counts in self._counts.items()),
             speculations=tuple(
                 (name, SpeculationFigures(counts.drafted_tokens, counts.accepted_tokens))

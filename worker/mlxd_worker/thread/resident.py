@@ -35,7 +35,7 @@ from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.changes import LIFTED_NBYTES
-from mlxd_worker.cache.prefix.counts import PrefixCounts
+from mlxd_worker.cache.prefix.lookup import PrefixCounts
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
@@ -284,10 +284,6 @@ def warm_up(engine: Engine) -> None:
                 prompt=(0,) * (WARM_UP_PROMPT_TOKENS + index),
                 sampling=Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.0, seed=0),
                 max_tokens=WARM_UP_TOKENS,
-                stop=(),
-                stop_token_ids=frozenset(),
-                eos_ids=frozenset(),
-                skip_special_tokens=True,
                 submitted_s=0.0,
                 sink=events,
             )

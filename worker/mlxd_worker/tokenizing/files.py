@@ -9,11 +9,14 @@ Sources, first that says it wins
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any, Final
 
 from tokenizers import Tokenizer as RawTokenizer
 
+from mlxd_models.files.generation_defaults import GENERATION_CONFIG_FILE
 from mlxd_models.files.model_config import (
+    CONFIG_FILE,
     SPECIAL_TOKENS_FILE,
     TOKENIZER_CONFIG_FILE,
     TOKENIZER_FILE,
@@ -26,9 +29,6 @@ from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.rules import Judgement, check_tokenizer, read_settings
 from mlxd_worker.text.tokenizer import Tokenizer, library_faults, read_raw
 from mlxd_worker.tokenizing.children import try_tokenizer
-
-GENERATION_CONFIG_FILE: Final = "generation_config.json"
-CONFIG_FILE: Final = "config.json"
 
 _EOS_SOURCES: Final = (
     (GENERATION_CONFIG_FILE, "eos_token_id"),
@@ -73,9 +73,7 @@ def load_tokenizer(source: Source) -> Tokenizer:
             add_bos=add_bos,
             eos_ids=eos_ids,
             content=content,
-            is_plain=judged.is_plain,
-            is_modest=judged.is_modest,
-            piece_chars_max=judged.piece_chars_max,
+            **asdict(judged),
         )
     if tokenizer.piece_chars_max > TOKENIZER_PIECE_CHARS_MAX:
         problem = f"a token of {tokenizer.piece_chars_max} characters; at most"

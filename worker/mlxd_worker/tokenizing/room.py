@@ -32,8 +32,7 @@ from mlxd_shared.ops.heap import trim_heap
 from mlxd_worker.killable.questions import Stop
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.children import Children
-from mlxd_worker.tokenizing.decoding import TooLong, is_short, text_of
-from mlxd_worker.tokenizing.process import COMMAND, IDS
+from mlxd_worker.tokenizing.process import COMMAND, IDS, TooLong, is_short, text_of
 from mlxd_worker.tokenizing.turns import Turns
 
 _T = TypeVar("_T")

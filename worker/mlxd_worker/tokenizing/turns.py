@@ -34,28 +34,26 @@ class Turns:
         self._free = turns_max
         self._waiting_max = waiting_max
         self._waiting_nbytes_max = waiting_nbytes_max
-        self._waiting = 0
-        self._waiting_nbytes = 0
         self._queues: dict[str, deque[_Waiter]] = {}
         """By kind, in the order in which kinds are served next; none is empty."""
 
     @property
     def are_idle(self) -> bool:
         """Whether the queue is empty."""
-        return self._waiting == 0
+        return not self._queues
 
     async def acquire(self, kind: str, nbytes: int) -> None:
         """Wait for a turn, given back by `release`; raises QueueFull if too many wait."""
         if self._free > 0:
             self._free -= 1
             return
-        if self._waiting >= self._waiting_max:
+        waiting = [waiter for queue in self._queues.values() for waiter in queue]
+        if len(waiting) >= self._waiting_max:
             raise QueueFull(self._name, self._waiting_max)
-        if self._waiting_nbytes + nbytes > self._waiting_nbytes_max:
+        if sum(waiter.nbytes for waiter in waiting) + nbytes > self._waiting_nbytes_max:
             raise QueueFull(f"bytes of {self._name}", self._waiting_nbytes_max)
         waiter = _Waiter(nbytes, asyncio.get_running_loop().create_future())
         self._queues.setdefault(kind, deque()).append(waiter)
-        self._count(waiter, 1)
         try:
             await waiter.called
         except asyncio.CancelledError:
@@ -73,7 +71,6 @@ class Turns:
             waiter = queue.popleft()
             if queue:
                 self._queues[kind] = queue  # behind the other kinds
-            self._count(waiter, -1)
             if not waiter.called.done():  # else it is leaving, and its task has not run yet
                 waiter.called.set_result(None)
                 return
@@ -86,8 +83,3 @@ class Turns:
         queue.remove(waiter)
         if not queue:
             del self._queues[kind]
-        self._count(waiter, -1)
-
-    def _count(self, waiter: _Waiter, sign: int) -> None:
-        self._waiting += sign
-        self._waiting_nbytes += sign * waiter.nbytes

@@ -306,9 +306,16 @@ async def test_a_model_is_unloaded_while_a_mask_is_made(folder: Path, plain: Con
         await started.load(folder)
         fields = request_fields(hold_masks(plain, gate))
         request = Submit(
-            StreamId(1), PROMPT, GREEDY, 30, (), frozenset(), fields["eos_ids"], False,
-            time.monotonic(), sink, constraint=fields["constraint"],
-        )  # fmt: skip
+            StreamId(1),
+            PROMPT,
+            GREEDY,
+            30,
+            time.monotonic(),
+            sink,
+            eos_ids=fields["eos_ids"],
+            skip_special_tokens=False,
+            constraint=fields["constraint"],
+        )
         started.engine.submit(request)
         assert await asyncio.to_thread(gate.reached.wait, 60)
         await started.engine.unload(ModelUnloaded("tiny"))

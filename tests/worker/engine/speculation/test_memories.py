@@ -125,19 +125,19 @@ def audit_memory(tiny: TinyEngine) -> Iterator[None]:
     ledger = Ledger()
     ledger.attach(Account.KV, "rows", tiny.caches)
     contents = tiny.caches.contents
-    ledger.attach(Account.PREFIX, "snapshots", contents, tally=contents.tally)
+    ledger.attach(Account.PREFIX, "snapshots", contents.book, tally=contents.book.tally)
     yield
     assert not tiny.engine.busy
     tiny.rest()
     reports = {report.name: report.nbytes for report in ledger.report()}
     assert reports[Account.KV] == 0
-    assert reports[Account.PREFIX] == contents.nbytes == tiny.prefix.nbytes
+    assert reports[Account.PREFIX] == contents.book.nbytes == tiny.prefix.nbytes
     gc.collect()
     ledger.sweep()
     stray_nbytes = mx.get_active_memory() - before_nbytes - reports[Account.PREFIX]
     assert abs(stray_nbytes) <= STRAY_NBYTES
     tiny.prefix.shrink(0)
-    assert (contents.live, contents.nbytes, tiny.prefix.nbytes) == (0, 0, 0)
+    assert (contents.book.live, contents.book.nbytes, tiny.prefix.nbytes) == (0, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -100,7 +100,6 @@ def plan_chunks(
     return StepPlan(
         width=1,
         dtype=dtype,
-        chunk=None,
         groups=tuple(groups),
         order=None if in_order else _index(result_of),
         places=tuple(places),
@@ -118,7 +117,6 @@ def _group_of(call: Sequence[Stretch]) -> Group:
         arena=place.arena,
         capacity=place.capacity,
         members=None if one_run else _index(tokens),
-        queriers=None,
         first=tokens[0],
         count=len(tokens),
         slots_used=len(call),

@@ -54,13 +54,6 @@ class Group:
 
     arena: ArenaId
     capacity: int
-    members: mx.array | None
-    """int32 [m]: the batch's rows that live here; None where they are `first .. first + m`."""
-    queriers: mx.array | None
-    """int32 [slots_used]: whose query each slot takes; None where these are the members.
-
-    A slot whose row is not in the batch takes any; what it yields is dropped.
-    """
     first: int
     count: int
     """m."""
@@ -74,6 +67,13 @@ class Group:
     """int32 [m, width]."""
     last_visible: mx.array
     """int32 [slots_used, width]: the position of each slot's queries, hence the last they see."""
+    members: mx.array | None = None
+    """int32 [m]: the batch's rows that live here; None where they are `first .. first + m`."""
+    queriers: mx.array | None = None
+    """int32 [slots_used]: whose query each slot takes; None where these are the members.
+
+    A slot whose row is not in the batch takes any; what it yields is dropped.
+    """
     targets: mx.array | None = None
     """Slots and positions to write, int32 [m or more, 2], where a kernel may do so in place."""
     chunks: Chunks | None = None
@@ -88,15 +88,15 @@ class StepPlan:
     width: int
     dtype: mx.Dtype
     """Of masks."""
-    chunk: Chunk | None
-    groups: tuple[Group, ...]
-    order: mx.array | None
-    """int32 [N]: where in the groups' slot-wise results, one after another, each batch row's
-    stands; None where they are in order already."""
-    places: tuple[Place, ...]
-    """Where each batch row lives. For caches that keep something by row."""
     bounded_shapes: bool
     """Whether attention must keep to the few shapes that were warmed, instead of exact ones."""
+    chunk: Chunk | None = None
+    groups: tuple[Group, ...] = ()
+    order: mx.array | None = None
+    """int32 [N]: where in the groups' slot-wise results, one after another, each batch row's
+    stands; None where they are in order already."""
+    places: tuple[Place, ...] = ()
+    """Where each batch row lives. For caches that keep something by row."""
     in_place: bool = False
     """Whether the groups have `targets`: every cache's owner lets a kernel write in place."""
     writes_first: bool = False

@@ -9,21 +9,12 @@ Invariants:
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from typing import Generic, TypeVar
 
 from mlxd_worker.cache.base import RowError
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, slots=True)
-class Due:
-    """A capture that is to be made now: what lies in [start, stop), or the state at `stop`."""
-
-    start: int
-    stop: int
 
 
 class Captures(Generic[T]):
@@ -40,7 +31,8 @@ class Captures(Generic[T]):
         if offsets and offsets[0] < offset:
             raise RowError(f"a capture at {offsets[0]} is behind the row, which is at {offset}")
         self._offsets = tuple(offsets)
-        self._base = offset
+        self.base = offset
+        """Where the next capture starts: nothing beyond it has been captured."""
         self._results: list[T | None] = []
         if offsets and offsets[0] == offset:
             self.fire(None)
@@ -51,22 +43,20 @@ class Captures(Generic[T]):
         fired = len(self._results)
         return self._offsets[fired] if fired < len(self._offsets) else None
 
-    @property
-    def base(self) -> int:
-        """Where the next capture starts: nothing beyond it has been captured."""
-        return self._base
+    def due(self, offset: int) -> tuple[int, int] | None:
+        """Return the capture to make now that the row stands at `offset`, if there is one.
 
-    def due(self, offset: int) -> Due | None:
-        """Return the capture to make now that the row stands at `offset`, if there is one."""
+        It is of what lies between both offsets, or of the state at the second.
+        """
         stop = self.next_stop
-        return Due(self._base, stop) if stop is not None and stop <= offset else None
+        return (self.base, stop) if stop is not None and stop <= offset else None
 
     def fire(self, result: T | None) -> None:
         """Note what came of the capture at `next_stop`, which there must be."""
         stop = self.next_stop
         assert stop is not None, "no capture is left to fire"
         self._results.append(result)
-        self._base = stop
+        self.base = stop
 
     def results(self) -> list[T | None]:
         """Return one result for each offset, in order; the caller owns them from now on."""

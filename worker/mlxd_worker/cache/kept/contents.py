@@ -60,42 +60,20 @@ class RowContents:
         self._in_place = in_place
         self._lifted_nbytes = lifted_nbytes
         self._place = place
-        self._layers: dict[Kind, list[LayerCache]] = {}
+        self.layers: dict[Kind, list[LayerCache]] = {}
+        """The layers that remember something, by kind; a capture has one snapshot of each."""
         for layer in layers:
             if layer is not None:
-                self._layers.setdefault(layer.kind, []).append(layer)
+                self.layers.setdefault(layer.kind, []).append(layer)
         self._whole = [
-            layer for kind, same in self._layers.items() if not kind.sliceable for layer in same
+            layer for kind, same in self.layers.items() if not kind.sliceable for layer in same
         ]
         """Those that do not go back by themselves to any offset; the others always do."""
         self._rows: dict[RowId, _Row] = {}
         self.rest: Callable[[], None] | None = None
         """What is called before arrays are written, but for a pass's own tokens."""
-        self._read = _reader(self._layers, place)
+        self._read = _reader(self.layers, place)
         self.book = SnapshotBook(self._read)
-
-    @property
-    def kinds(self) -> tuple[Kind, ...]:
-        """What the model's layers remember; a capture has one snapshot of each."""
-        return tuple(self._layers)
-
-    @property
-    def live(self) -> int:
-        """How many snapshots are open."""
-        return self.book.live
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes that open snapshots own."""
-        return self.book.nbytes
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
-        return self.book.arrays()
-
-    def tally(self) -> tuple[int, int]:
-        """Return bytes and number of what `arrays` names; at once, however many there are."""
-        return self.book.tally()
 
     def offset(self, row: RowId) -> int:
         """Return how many tokens the row holds.
@@ -175,7 +153,7 @@ class RowContents:
         Raises:
             RowError: unknown row.
         """
-        self._drop_captures(self._of(row))
+        self.unschedule(row)
         self.book.copy_out(self.book.lazy_of(row), waits=not self._in_place)
         del self._rows[row]
 
@@ -189,14 +167,6 @@ class RowContents:
             RowError: unknown row, or the model has no such layers.
         """
         return self._keep(row, kind, max(start, 0), self.offset(row))
-
-    def snapshots(self, row: RowId, start: int) -> dict[Kind, Snapshot]:
-        """Return `snapshot` of every kind; empty where nothing lies between.
-
-        Raises:
-            RowError: unknown row.
-        """
-        return self._keep_all(row, max(start, 0), self.offset(row))
 
     def schedule(self, row: RowId, offsets: Sequence[int]) -> None:
         """Ask for captures at `offsets`, sorted, distinct, none behind the row.
@@ -228,7 +198,7 @@ class RowContents:
         state = self._of(row)
         captures = state.captures
         while captures is not None and (due := captures.due(state.offset)) is not None:
-            captures.fire(self._keep_all(row, due.start, due.stop) or None)
+            captures.fire(self._keep_all(row, *due) or None)
 
     def take(self, row: RowId) -> list[Kept | None]:
         """Return one capture for each scheduled offset and end the schedule; the caller owns them.
@@ -249,7 +219,11 @@ class RowContents:
         Raises:
             RowError: unknown row.
         """
-        self._drop_captures(self._of(row))
+        state = self._of(row)
+        captures, state.captures = state.captures, None
+        for kept in captures.results() if captures is not None else []:
+            for snapshot in (kept or {}).values():
+                snapshot.close()
 
     def restore(self, row: RowId, parts: Sequence[Snapshot], target: int) -> bool:
         """Bring the row to exactly `target`, holding what `parts` do; or leave it and return False.
@@ -271,7 +245,7 @@ class RowContents:
             raise RowError(f"row {row} is restored before its captures were taken")
         by_kind = self._by_kind(parts)
         if not all(
-            self._restorable(kind, by_kind[kind], state.offset, target) for kind in self._layers
+            self._restorable(kind, by_kind[kind], state.offset, target) for kind in self.layers
         ):
             return False
         if self.rest is not None:
@@ -279,12 +253,12 @@ class RowContents:
         for kind, chosen in by_kind.items():
             for part in chosen:
                 self._put_back(row, kind, part, target)
-        evaluate([layer for layers in self._layers.values() for layer in layers])
+        evaluate([layer for layers in self.layers.values() for layer in layers])
         state.offset = target
         return True
 
     def _restorable(self, kind: Kind, parts: list[Snapshot], offset: int, target: int) -> bool:
-        layers = self._layers[kind]
+        layers = self.layers[kind]
         if not parts:
             return target <= offset and all(layer.rewinds(offset, target) for layer in layers)
         first, last = parts[0], parts[-1]
@@ -304,7 +278,7 @@ class RowContents:
             return
         if kind.sliceable:
             self._copy_out(row, start, stop)
-        place, layers = self._place(row), self._layers[kind]
+        place, layers = self._place(row), self.layers[kind]
         if part.row is None:
             for layer, state in zip(layers, part.layers, strict=True):
                 whole = stop == part.stop
@@ -323,7 +297,7 @@ class RowContents:
             evaluate(some)
 
     def _by_kind(self, parts: Sequence[Snapshot]) -> dict[Kind, list[Snapshot]]:
-        by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self._layers}
+        by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self.layers}
         for part in parts:
             part.check_open()
             if part.kind not in by_kind:
@@ -335,11 +309,11 @@ class RowContents:
         return by_kind
 
     def _keep_all(self, row: RowId, start: int, stop: int) -> dict[Kind, Snapshot]:
-        kept = ((kind, self._keep(row, kind, start, stop)) for kind in self._layers)
+        kept = ((kind, self._keep(row, kind, start, stop)) for kind in self.layers)
         return {kind: snapshot for kind, snapshot in kept if snapshot is not None}
 
     def _keep(self, row: RowId, kind: Kind, start: int, stop: int) -> Snapshot | None:
-        if kind not in self._layers:
+        if kind not in self.layers:
             raise RowError(f"the model has no {kind} layers")
         if start >= stop:
             return None
@@ -360,12 +334,6 @@ class RowContents:
         ]
         if touched:
             self.book.copy_out(touched)
-
-    def _drop_captures(self, state: _Row) -> None:
-        captures, state.captures = state.captures, None
-        for kept in captures.results() if captures is not None else []:
-            for snapshot in (kept or {}).values():
-                snapshot.close()
 
     def _of(self, row: RowId) -> _Row:
         try:

@@ -14,7 +14,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 GRID_TOKENS = 64
 """Between points near the end of a prompt and while generating; absolute, so that prompts with
@@ -59,15 +59,6 @@ def prompt_points(
 def next_rolling(offset: int) -> int:
     """Return the next length to capture at while a row that holds `offset` tokens generates."""
     return _above(offset, GRID_TOKENS)
-
-
-def reusable(tokens: Sequence[int], offsets: Iterable[int | None]) -> Sequence[int]:
-    """Return the part of prompt + generated tokens that stands in all caches.
-
-    `offsets` has one entry a cache, None for a stateless one; an offset of 0 or less keeps nothing.
-    """
-    least = min((offset for offset in offsets if offset is not None), default=0)
-    return tokens[: max(least, 0)]
 
 
 def _above(offset: int, step: int) -> int:

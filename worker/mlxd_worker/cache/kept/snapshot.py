@@ -37,7 +37,7 @@ class SnapshotError(Exception):
 class Snapshot:
     """All layers of one kind for one row. Made by a `SnapshotBook`; engine thread only."""
 
-    __slots__ = ("_book", "_layers", "_row", "ident", "kind", "on_materialise", "start", "stop")
+    __slots__ = ("_book", "ident", "kind", "on_materialise", "owned", "row", "start", "stop")
 
     def __init__(
         self,
@@ -58,28 +58,25 @@ class Snapshot:
         self.on_materialise: Callable[[int], None] | None = None
         """Called with the bytes by which `nbytes` grew when a lazy snapshot has been copied out."""
         self._book = book
-        self._row = row
-        self._layers = layers
-
-    @property
-    def row(self) -> RowId | None:
+        self.row = row
         """The row whose arenas hold what a lazy snapshot names; None for any other."""
-        return self._row
+        self.owned = layers
+        """The owned arrays by layer of the kind; None while lazy and after the end."""
 
     @property
     def lazy(self) -> bool:
         """Whether the snapshot names a row's positions and owns nothing."""
-        return self._row is not None
+        return self.row is not None
 
     @property
     def closed(self) -> bool:
         """Whether the snapshot has ended."""
-        return self._row is None and self._layers is None
+        return self.row is None and self.owned is None
 
     @property
     def layers(self) -> tuple[LayerState, ...]:
         """The owned arrays by layer of the kind, none while lazy. Do not keep them."""
-        return self._layers or ()
+        return self.owned or ()
 
     @property
     def nbytes(self) -> int:
@@ -96,19 +93,9 @@ class Snapshot:
             SnapshotError: the snapshot has ended.
         """
         self.check_open()
-        if self._row is None:
+        if self.row is None:
             return self.layers
-        return self._book.read_row(self._row, self.kind, self.start, self.stop)
-
-    def materialise(self) -> None:
-        """Copy a lazy snapshot out, all layers at once; nothing happens to an owned one.
-
-        Raises:
-            SnapshotError: the snapshot has ended.
-        """
-        self.check_open()
-        if self.lazy:
-            self._book.copy_out([self])
+        return self._book.read_row(self.row, self.kind, self.start, self.stop)
 
     def split(self, at: int) -> "tuple[Snapshot | None, Snapshot | None]":
         """Return what lies before `at` and what lies from there on.
@@ -144,19 +131,9 @@ class Snapshot:
         if self.closed:
             raise SnapshotError(f"{self} has ended already")
 
-    def become(self, layers: tuple[LayerState, ...] | None) -> None:
-        """Own `layers` from now on, or end; the book's affair."""
-        self._row = None
-        self._layers = layers
-
     def __repr__(self) -> str:
         state = "lazy" if self.lazy else "closed" if self.closed else "owned"
         return f"<{state} {self.kind} snapshot {self.ident} of [{self.start}, {self.stop})>"
-
-
-def split(snapshot: Snapshot | None, at: int) -> tuple[Snapshot | None, Snapshot | None]:
-    """Split what there is: (None, None) of None, else `snapshot.split(at)`."""
-    return (None, None) if snapshot is None else snapshot.split(at)
 
 
 def allocate_exactly() -> None:
@@ -203,11 +180,6 @@ class SnapshotBook:
         """Return bytes and number of what `arrays` names; at once, however many there are."""
         return self._nbytes, self._arrays
 
-    @property
-    def snapshots(self) -> tuple[Snapshot, ...]:
-        """The open snapshots, oldest first."""
-        return tuple(self._open.values())
-
     def arrays(self) -> Mapping[str, mx.array]:
         """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
         return {
@@ -252,7 +224,7 @@ class SnapshotBook:
         for snapshot, layers in zip(snapshots, copies, strict=True):
             self._forget_row(snapshot)
             self._count(layers, 1)
-            snapshot.become(layers)
+            snapshot.row, snapshot.owned = None, layers
         for snapshot in snapshots:
             if snapshot.on_materialise is not None:
                 snapshot.on_materialise(snapshot.nbytes)
@@ -267,7 +239,7 @@ class SnapshotBook:
         self._forget_row(snapshot)
         del self._open[snapshot.ident]
         self._count(snapshot.layers, -1)
-        snapshot.become(None)
+        snapshot.row = snapshot.owned = None
 
     def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot, Snapshot]:
         """Use a snapshot up for two that meet at `at`, which lies inside it."""
@@ -293,21 +265,15 @@ class SnapshotBook:
             self.add_owned(kind, at, stop, tuple(right)),
         )
 
-    def merge(self, parent: Snapshot | None, child: Snapshot | None) -> Snapshot | None:
+    def merge(self, parent: Snapshot, child: Snapshot) -> Snapshot:
         """Return one snapshot of what the two adjacent ones hold; both end.
 
-        None where either is missing: the other is closed, since it spans no whole edge by itself.
         Two lazy ones of one row become a lazy one; a whole-state kind's child stands for both and
         is returned as it is; else the result owns a copy. A new snapshot has no hook.
 
         Raises:
             SnapshotError: one has ended, or they are of different kinds or not adjacent.
         """
-        if parent is None or child is None:
-            for other in (parent, child):
-                if other is not None:
-                    other.close()
-            return None
         parent.check_open()
         child.check_open()
         if parent is child or parent.kind is not child.kind:

@@ -9,28 +9,19 @@ Invariants:
 """
 
 from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 
 from mlxd_models.sizes.arena_sizes import CAPACITY_MIN
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import LayerCache
-from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.latent import LatentCache
 from mlxd_worker.cache.layers.quantized import QuantizedKVCache
 from mlxd_worker.cache.layers.rotating import RotatingCache
 
-
-class AttentionCache(LayerCache, Protocol):
-    """A layer's cache that attention reads and writes."""
-
-    def attend(self, inputs: Asked) -> mx.array:
-        """Write keys and values; return what the queries read, in their shape and order."""
-
-
-_ATTENTION = (KVCache, QuantizedKVCache, RotatingCache)
+AttentionCache = KVCache | QuantizedKVCache | RotatingCache
+"""A layer's cache that attention reads and writes."""
 
 
 def as_attention(cache: LayerCache | None) -> AttentionCache:
@@ -39,7 +30,7 @@ def as_attention(cache: LayerCache | None) -> AttentionCache:
     Raises:
         TypeError: a bug: the layer has no cache, or a recurrent one.
     """
-    if not isinstance(cache, _ATTENTION):
+    if not isinstance(cache, AttentionCache):
         raise TypeError(f"{type(cache).__name__} is not an attention layer's cache")
     return cache
 

@@ -14,15 +14,8 @@ import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import Kind
-from mlxd_worker.cache.layers.attention import (
-    Asked,
-    attend_group,
-    attend_row,
-    from_slots,
-    members,
-    seen_of,
-)
-from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
+from mlxd_worker.cache.layers.attention import Asked, from_slots, members
+from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter
 from mlxd_worker.kernels.decode_attention import Target, attend_in_place, serves, tickets_of
 from mlxd_worker.kernels.token_writes import write_in_place
 
@@ -46,8 +39,7 @@ class KVCache(SliceableCache):
 
     def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order. Lazy."""
-        self._write(inputs.keys, inputs.values, inputs.plan)
-        return self._read(inputs)
+        return self._attend(inputs, (inputs.keys, inputs.values))
 
     def fetch(
         self, keys: mx.array, values: mx.array, plan: StepPlan, group: Group | None
@@ -59,7 +51,7 @@ class KVCache(SliceableCache):
         """
         if group is None:
             assert plan.chunk is not None, "a pass without groups is a chunk"
-            self._write(keys, values, plan)
+            self._write((keys, values), plan)
             arrays, slot = self._arenas[plan.chunk.arena], plan.chunk.slot
             rows, columns = slice(slot, slot + 1), slice(plan.chunk.length)
         else:
@@ -76,7 +68,7 @@ class KVCache(SliceableCache):
         All write before any reads: a view of an array that is still to be written would copy it.
         """
         for part in parts:
-            self._write(part.keys, part.values, part.plan)
+            self._write((part.keys, part.values), part.plan)
         return [self._read(part) for part in parts]
 
     def attends_joined(self, *, heads: int) -> bool:
@@ -106,27 +98,7 @@ class KVCache(SliceableCache):
             parts.append(attend_in_place(rows, periods, at, heads=heads, scale=scale))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
 
-    def _write(self, keys: mx.array, values: mx.array, plan: StepPlan) -> None:
-        if plan.chunk is None:
-            for group in plan.groups:
-                self._write_group(keys, values, group, plan)
-            return
-        write_block(self._arenas[plan.chunk.arena], plan.chunk.start, (keys, values))
-
-    def _read(self, inputs: Asked) -> mx.array:
-        plan, chunk = inputs.plan, inputs.plan.chunk
-        if chunk is not None:
-            row = slice(chunk.slot, chunk.slot + 1)
-            keys, values = (array[row] for array in self._arenas[chunk.arena])
-            return attend_row(inputs, keys, values, chunk)
-        return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
-
-    def _read_group(self, inputs: Asked, group: Group) -> mx.array:
-        keys, values = (seen_of(array, group, group.span) for array in self._arenas[group.arena])
-        return attend_group(inputs, keys, values, group)
-
-    def _write_group(self, keys: mx.array, values: mx.array, group: Group, plan: StepPlan) -> None:
-        """Write a batch's tokens, each row's at its own position; only these are touched."""
+    def _write_group(self, entries: Sequence[mx.array], group: Group, plan: StepPlan) -> None:
         # Made once a pass: with a slice among the indices each layer would make its own.
         at = tuple(
             plan.share(
@@ -135,7 +107,7 @@ class KVCache(SliceableCache):
             )
             for axis in range(3)
         )
-        for array, new in zip(self._arenas[group.arena], (keys, values), strict=True):
+        for array, new in zip(self._arenas[group.arena], entries, strict=True):
             array[at] = members(new, group)
 
 

@@ -7,18 +7,14 @@ Invariants:
   that has been written, and it dies with the step.
 """
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
-from mlxd_worker.cache.arenas.plan import Group, StepPlan
-from mlxd_worker.cache.base import Kind, LayerCache
-from mlxd_worker.cache.layers.attention import (
-    Asked,
-    attend_group,
-    attend_row,
-    members,
-    seen_of,
-)
-from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
+from mlxd_worker.cache.arenas.plan import StepPlan
+from mlxd_worker.cache.base import Kind
+from mlxd_worker.cache.layers.attention import Asked
+from mlxd_worker.cache.layers.store import Part, SliceableCache
 
 
 class LatentCache(SliceableCache):
@@ -37,27 +33,7 @@ class LatentCache(SliceableCache):
         `queries` are `[N, heads, width, entry_dim]`, the result `[N, heads, width, latent_dim]`, in
         the batch's order, lazy.
         """
-        chunk, inputs = plan.chunk, Asked(queries, entries, entries, plan, scale)
-        if chunk is None:
-            for group in plan.groups:
-                arrays, tokens = self._arenas[group.arena], members(entries, group)
-                scatter(arrays, group.write_slots, group.write_positions, [tokens])
-            return plan.in_order([self._read(inputs, group) for group in plan.groups])
-        write_block(self._arenas[chunk.arena], chunk.start, [entries])
-        row = self._arenas[chunk.arena][0][chunk.slot : chunk.slot + 1]
-        return attend_row(inputs, row, row[..., : self.latent_dim], chunk)
+        return self._attend(Asked(queries, entries, entries, plan, scale), [entries])
 
-    def _read(self, inputs: Asked, group: Group) -> mx.array:
-        entries = seen_of(self._arenas[group.arena][0], group, group.span)
-        return attend_group(inputs, entries, entries[..., : self.latent_dim], group)
-
-
-def as_latent(cache: LayerCache | None) -> LatentCache:
-    """Return a latent layer's cache, with its type; engine thread, every step.
-
-    Raises:
-        TypeError: a bug: the layer has no state, or another one.
-    """
-    if not isinstance(cache, LatentCache):
-        raise TypeError(f"{type(cache).__name__} is not a latent layer's cache")
-    return cache
+    def _keys_and_values(self, seen: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+        return seen[0], seen[0][..., : self.latent_dim]

@@ -11,41 +11,33 @@ Invariants:
   chunk unpacks its row, since a product with many queries is faster unpacked.
 """
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import mlx.core as mx
 
 from mlxd_models.sizes.cache_sizes import KV_BITS, kv_group_values
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.arenas.plan import Chunk, Group
+from mlxd_worker.cache.arenas.plan import Group
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.attention import (
     Asked,
-    attend_group,
-    attend_row,
     by_slot,
     folded_sinks,
-    members,
     seen_of,
     shares_of,
     visible_by_slot,
 )
-from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter, write_block
+from mlxd_worker.cache.layers.store import Part, SliceableCache
 from mlxd_worker.kernels.device import runs_cpu, runs_cuda
 
 
-@dataclass(frozen=True, slots=True)
-class Packed:
+class Packed(NamedTuple):
     """Values in few bits: `packed` [..., width * bits / 32], `scales`, `biases` [..., groups]."""
 
     packed: mx.array
     scales: mx.array
     biases: mx.array
-
-    @property
-    def arrays(self) -> tuple[mx.array, mx.array, mx.array]:
-        """All three, in the order of a snapshot."""
-        return (self.packed, self.scales, self.biases)
 
 
 class Packing:
@@ -78,13 +70,8 @@ class Packing:
 
     def product(self, left: mx.array, stored: Packed, *, transpose: bool) -> mx.array:
         """Return `left` times the stored matrices, or their transposes; lazy."""
-        return mx.quantized_matmul(
-            left,
-            *stored.arrays,
-            transpose=transpose,
-            group_size=self.group,
-            bits=self.bits,
-        )
+        group, bits = self.group, self.bits
+        return mx.quantized_matmul(left, *stored, transpose=transpose, group_size=group, bits=bits)
 
 
 class QuantizedKVCache(SliceableCache):
@@ -122,36 +109,16 @@ class QuantizedKVCache(SliceableCache):
 
     def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order. Lazy."""
-        plan = inputs.plan
-        new = self.packing.pack(mx.concatenate([inputs.keys, inputs.values], axis=1))
-        if plan.chunk is not None:
-            return self._attend_chunk(inputs, new, plan.chunk)
-        # All are written before any is read: several groups may live in one arena.
-        for group in plan.groups:
-            tokens = (members(array, group) for array in new.arrays)
-            arrays = self._arenas[group.arena]
-            scatter(arrays, group.write_slots, group.write_positions, tokens)
-        return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
-
-    def _attend_chunk(self, inputs: Asked, new: Packed, chunk: Chunk) -> mx.array:
-        arrays = self._arenas[chunk.arena]
-        write_block(arrays, chunk.start, new.arrays)
-        row = slice(chunk.slot, chunk.slot + 1)
-        span = chunk.capacity if inputs.plan.bounded_shapes else chunk.length
-        keys, values = self._unpack(Packed(*(array[row, :, :span] for array in arrays)))
-        return attend_row(inputs, keys, values, chunk)
+        return self._attend(
+            inputs, self.packing.pack(mx.concatenate([inputs.keys, inputs.values], axis=1))
+        )
 
     def _read_group(self, inputs: Asked, group: Group) -> mx.array:
-        arrays = self._arenas[group.arena]
-        seen = Packed(*(seen_of(array, group, group.span) for array in arrays))
+        """Attend without unpacking; heads that share keys are query positions of one head."""
         # A prompt's product, with many queries, is faster unpacked.
         if not self.packed_products or group.chunks is not None:
-            keys, values = self._unpack(seen)
-            return attend_group(inputs, keys, values, group)
-        return self._attend_packed(inputs, seen, group)
-
-    def _attend_packed(self, inputs: Asked, seen: Packed, group: Group) -> mx.array:
-        """Attend without unpacking; heads that share keys are query positions of one head."""
+            return super()._read_group(inputs, group)
+        seen = [seen_of(array, group, group.span) for array in self._arenas[group.arena]]
         mask = visible_by_slot(group, group.span, inputs.plan)
         queries = by_slot(inputs.queries, group)
         slots, heads, width, _ = queries.shape
@@ -159,8 +126,8 @@ class QuantizedKVCache(SliceableCache):
         folded = (queries * inputs.scale).reshape(
             slots, self.kv_heads, shared * width, self.head_dim
         )
-        keys = Packed(*(array[:, : self.kv_heads] for array in seen.arrays))
-        values = Packed(*(array[:, self.kv_heads :] for array in seen.arrays))
+        keys = Packed(*(array[:, : self.kv_heads] for array in seen))
+        values = Packed(*(array[:, self.kv_heads :] for array in seen))
         scores = self.packing.product(folded, keys, transpose=True)
         span = scores.shape[-1]
         scores = scores.reshape(slots, self.kv_heads, shared, width, span) + mask[:, :, None]
@@ -169,6 +136,6 @@ class QuantizedKVCache(SliceableCache):
         read = self.packing.product(weights, values, transpose=False)
         return read.reshape(slots, heads, width, self.head_dim)
 
-    def _unpack(self, stored: Packed) -> tuple[mx.array, mx.array]:
-        both = self.packing.unpack(stored)
+    def _keys_and_values(self, seen: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+        both = self.packing.unpack(Packed(*seen))
         return both[:, : self.kv_heads], both[:, self.kv_heads :]

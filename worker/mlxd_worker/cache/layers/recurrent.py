@@ -19,6 +19,7 @@ Invariants:
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import mlx.core as mx
 
@@ -59,17 +60,14 @@ class _Block:
 class RecurrentCache:
     """One recurrent layer's states for all rows. One owner: the engine thread."""
 
+    kind: Final = Kind.RECURRENT
+
     def __init__(self, states: Sequence[RowState]) -> None:
         """Return an empty cache for these states, one at least, in this order everywhere."""
         self._states = tuple(states)
         self._blocks: dict[int, _Block] = {}
         self._held: dict[Place, _Block] = {}
         self._next_number = 0
-
-    @property
-    def kind(self) -> Kind:
-        """What this layer remembers."""
-        return Kind.RECURRENT
 
     @property
     def nbytes(self) -> int:

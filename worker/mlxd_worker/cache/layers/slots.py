@@ -12,7 +12,6 @@ Invariants:
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import mlx.core as mx
 
@@ -25,17 +24,7 @@ TARGETS_MIN = 8
 """The least length of the array that tells a kernel where rows write."""
 
 
-class SlotCache(LayerCache, Protocol):
-    """A layer's cache whose arrays can go through a function as arguments and results."""
-
-    def lend(self, arena: ArenaId) -> tuple[mx.array, ...]:
-        """Give an arena's arrays away: until `settle` nothing here refers to them."""
-
-    def settle(self, arena: ArenaId, arrays: Sequence[mx.array]) -> None:
-        """Take an arena's arrays, in the order of `lend`."""
-
-
-def slot_caches(layers: Sequence[LayerCache | None]) -> tuple[SlotCache, ...] | None:
+def slot_caches(layers: Sequence[LayerCache | None]) -> tuple[SliceableCache, ...] | None:
     """Return the layers as what a pass by slots needs; None where one of them cannot be that."""
     sliceable = tuple(layer for layer in layers if isinstance(layer, SliceableCache))
     return sliceable if sliceable and len(sliceable) == len(layers) else None
@@ -153,7 +142,6 @@ def plan_by_slots(
             Group(
                 arena=arena,
                 capacity=shape.capacity,
-                members=None,
                 queriers=mx.zeros(shape.slots, dtype=mx.int32) if lone_row else None,
                 first=first,
                 count=count,
@@ -169,10 +157,8 @@ def plan_by_slots(
     return StepPlan(
         width=1,
         dtype=dtype,
-        chunk=None,
         groups=tuple(groups),
         order=slot if lone_row else None,
-        places=(),
         bounded_shapes=True,
         in_place=True,
     )

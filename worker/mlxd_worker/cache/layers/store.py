@@ -19,7 +19,9 @@ from typing import Final
 
 import mlx.core as mx
 
+from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import ArenaId, ArrayShape, Kind, Place, RowError
+from mlxd_worker.cache.layers.attention import Asked, attend_group, attend_row, members, seen_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +136,16 @@ class ArenaCache:
 class SliceableCache(ArenaCache):
     """A layer's arrays where column p is position p, and each position's entry stands for itself.
 
-    Its arrays can go through a function as arguments and results.
+    Its arrays can go through a function as arguments and results. A kind says what of its columns
+    are keys and what values.
     """
 
     def lend(self, arena: ArenaId) -> tuple[mx.array, ...]:
-        """Give an arena's arrays away, until they are settled again."""
+        """Give an arena's arrays away: until `settle` nothing here refers to them."""
         return tuple(self._arenas.pop(arena))
 
     def settle(self, arena: ArenaId, arrays: Sequence[mx.array]) -> None:
-        """Take an arena's arrays."""
+        """Take an arena's arrays, in the order of `lend`."""
         assert len(arrays) == len(self._parts), "as they were lent"
         self._arenas[arena] = list(arrays)
 
@@ -166,6 +169,46 @@ class SliceableCache(ArenaCache):
     def rewinds(self, offset: int, target: int) -> bool:
         """Tell that a row can go back anywhere: the next write lands there."""
         return 0 <= target <= offset
+
+    def _attend(self, inputs: Asked, entries: Sequence[mx.array]) -> mx.array:
+        """Write a part's entries each, `[N, heads, width, *]`; return what the queries read. Lazy.
+
+        All are written before any is read: several groups may live in one arena, and a view of an
+        array that is still to be written would copy it.
+        """
+        self._write(entries, inputs.plan)
+        return self._read(inputs)
+
+    def _write(self, entries: Sequence[mx.array], plan: StepPlan) -> None:
+        if plan.chunk is not None:
+            write_block(self._arenas[plan.chunk.arena], plan.chunk.start, entries)
+            return
+        for group in plan.groups:
+            self._write_group(entries, group, plan)
+
+    def _write_group(self, entries: Sequence[mx.array], group: Group, plan: StepPlan) -> None:
+        """Write a batch's tokens, each row's at its own position; only these are touched."""
+        del plan
+        tokens = (members(entry, group) for entry in entries)
+        scatter(self._arenas[group.arena], group.write_slots, group.write_positions, tokens)
+
+    def _read(self, inputs: Asked) -> mx.array:
+        plan, chunk = inputs.plan, inputs.plan.chunk
+        if chunk is None:
+            return plan.in_order([self._read_group(inputs, group) for group in plan.groups])
+        row = slice(chunk.slot, chunk.slot + 1)
+        span = chunk.capacity if plan.bounded_shapes else chunk.length
+        seen = [array[row, :, :span] for array in self._arenas[chunk.arena]]
+        return attend_row(inputs, *self._keys_and_values(seen), chunk)
+
+    def _read_group(self, inputs: Asked, group: Group) -> mx.array:
+        seen = [seen_of(array, group, group.span) for array in self._arenas[group.arena]]
+        return attend_group(inputs, *self._keys_and_values(seen), group)
+
+    def _keys_and_values(self, seen: Sequence[mx.array]) -> tuple[mx.array, mx.array]:
+        """Return what queries are compared with and what they read, of each part's columns."""
+        keys, values = seen
+        return keys, values
 
 
 def start_at(slot: int, column: int) -> mx.array:

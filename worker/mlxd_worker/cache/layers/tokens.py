@@ -13,7 +13,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import mlx.core as mx
@@ -56,17 +56,10 @@ class RowSlots:
 
     rows: tuple[RowId, ...]
     version: int
-    arena: ArenaId
-    shape: ArenaShape
     copied: int
     """The row whose token is copied to fill the step: the shortest when this was made."""
-    slots: mx.array
-    source: mx.array | None
-
-    @property
-    def flat(self) -> int:
-        """How many flat tokens there are."""
-        return self.slots.shape[0]
+    layout: TokenLayout
+    """That of the step for which this was made; the next ones differ in their positions."""
 
 
 def size_of(count: int, sizes: Sequence[int]) -> int | None:
@@ -105,31 +98,24 @@ def lay_rows(
     assert flat is not None, "there are no more rows than slots"
     copied = min(range(len(rows)), key=lambda index: lengths[index])
     source = fill(len(rows), flat, copied)
-    return RowSlots(
-        rows=rows,
-        version=version,
+    layout = TokenLayout(
         arena=places[0].arena,
         shape=ArenaShape(places[0].capacity, slots),
-        copied=copied,
+        count=len(rows),
+        flat=flat,
+        several=False,
         slots=_index([places[index].slot for index in source]),
+        positions=_index([lengths[index] - 1 for index in source]),
         source=None if flat == len(rows) else _index(source),
     )
+    return RowSlots(rows, version, copied, layout)
 
 
 def step_of(its: RowSlots, lengths: Sequence[int]) -> TokenLayout:
     """Return the layout of a step after which rows stand at `lengths`."""
     positions = [length - 1 for length in lengths]
-    positions += [positions[its.copied]] * (its.flat - len(positions))
-    return TokenLayout(
-        arena=its.arena,
-        shape=its.shape,
-        count=len(lengths),
-        flat=its.flat,
-        several=False,
-        slots=its.slots,
-        positions=_index(positions),
-        source=its.source,
-    )
+    positions += [positions[its.copied]] * (its.layout.flat - len(positions))
+    return replace(its.layout, positions=_index(positions))
 
 
 def lay_tokens(
@@ -180,8 +166,6 @@ def plan_tokens(
     group = Group(
         arena=arena,
         capacity=shape.capacity,
-        members=None,
-        queriers=None,
         first=0,
         count=count,
         slots_used=count,
@@ -194,10 +178,7 @@ def plan_tokens(
     return StepPlan(
         width=1,
         dtype=dtype,
-        chunk=None,
         groups=(group,),
-        order=None,
-        places=(),
         bounded_shapes=True,
         in_place=True,
         writes_first=several,

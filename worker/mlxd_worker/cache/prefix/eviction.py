@@ -13,7 +13,7 @@ import heapq
 import math
 from collections.abc import Callable
 from itertools import count
-from typing import Generic, NamedTuple, Protocol
+from typing import Generic, NamedTuple
 
 from mlxd_worker.cache.prefix.trie_node import K, Node, S
 
@@ -42,11 +42,8 @@ class Candidate(NamedTuple, Generic[K, S]):
     """Requests since the last of them."""
 
 
-class Value(Protocol[K, S]):
-    """Says what a candidate is worth; the least goes first, of equals the deepest."""
-
-    def __call__(self, candidate: Candidate[K, S], /) -> float:
-        """Return the worth; any float but NaN."""
+Value = Callable[[Candidate[K, S]], float]
+"""Says what a candidate is worth, any float but NaN; least goes first, of equals the deepest."""
 
 
 def reuse_value(candidate: Candidate[K, S], /) -> float:

@@ -22,7 +22,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from mlxd_shared.domain.cache_reasons import CacheReason
-from mlxd_worker.cache.base import Kind, LayerCache, RowId
+from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.disk.arrivals import Arrivals
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.kept.points import (
@@ -30,12 +30,16 @@ from mlxd_worker.cache.kept.points import (
     ROLLING_KEPT,
     next_rolling,
     prompt_points,
-    reusable,
 )
 from mlxd_worker.cache.kept.snapshot import Snapshot
-from mlxd_worker.cache.prefix.counts import PrefixCounts
 from mlxd_worker.cache.prefix.evicted import EvictedRuns
-from mlxd_worker.cache.prefix.lookup import Lookup, Target, best_target, worth_putting_back
+from mlxd_worker.cache.prefix.lookup import (
+    Lookup,
+    PrefixCounts,
+    Target,
+    best_target,
+    worth_putting_back,
+)
 from mlxd_worker.cache.prefix.tenants import Tenant
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, key_of, length, part
@@ -74,10 +78,7 @@ class PrefixCache:
         self._contents = caches.contents
         self._tenants: dict[RowId, Tenant] = {}
         self._evicted = EvictedRuns()
-        self._layers: dict[Kind, list[LayerCache]] = {}
-        for layer in caches.layers:
-            if layer is not None:
-                self._layers.setdefault(layer.kind, []).append(layer)
+        self._layers = caches.contents.layers
         self._trie: PrefixTrie[Kind, Snapshot] = PrefixTrie(
             tuple(self._layers), caches.contents.book.merge
         )
@@ -204,10 +205,9 @@ class PrefixCache:
         if tenant is not None:
             self._stop_waiting(row, tenant)
             self._collect(row, tenant)
-            tokens = (*tenant.prompt, *generated)
-            kept = reusable(tokens, [self._contents.offset(row)]) if sound else ()
+            kept = self._contents.offset(row) if sound else 0
             if kept:
-                key = key_of(kept)
+                key = key_of((*tenant.prompt, *generated)[:kept])
                 self._capture_end(row, tenant, key)
                 self._attach(row, tenant, key)
             tenant.keep_last(0)

@@ -73,7 +73,7 @@ class PrefixTrie(Generic[K, S]):
     def __init__(
         self,
         kinds: Collection[K],
-        merge: Callable[[S | None, S | None], S | None],
+        merge: Callable[[S, S], S],
         *,
         value: Value[K, S] = reuse_value,
         edge_tokens: int = EDGE_TOKENS_MAX,
@@ -91,18 +91,9 @@ class PrefixTrie(Generic[K, S]):
         self._edge_tokens = edge_tokens
         self._root: Node[K, S] = Node(None, Key(b""), 0)
         self._now = 0
-        self._nbytes = 0
-        self._evictable: Ranking[K, S] = Ranking(self._worth, rerank_requests=rerank_requests)
-
-    @property
-    def nbytes(self) -> int:
+        self.nbytes = 0
         """The bytes that all snapshots in here own."""
-        return self._nbytes
-
-    @property
-    def root(self) -> Node[K, S]:
-        """The node of no tokens; to read from."""
-        return self._root
+        self._evictable: Ranking[K, S] = Ranking(self._worth, rerank_requests=rerank_requests)
 
     def nodes(self) -> Iterator[Node[K, S]]:
         """Yield every node but the root, parents first; the trie must not change meanwhile."""
@@ -147,9 +138,7 @@ class PrefixTrie(Generic[K, S]):
             if node in self._evictable:
                 self._evictable.note(node)
 
-    def insert(
-        self, key: Key, snapshots: Mapping[K, S], *, user: bool = False
-    ) -> Node[K, S] | None:
+    def insert(self, key: Key, snapshots: Mapping[K, S]) -> Node[K, S] | None:
         """Keep what a row left at the end of `key`; return the node that ends there.
 
         Takes `snapshots` over, whatever it returns, but not where it raises TrieError. A sliceable
@@ -157,8 +146,8 @@ class PrefixTrie(Generic[K, S]):
         stays, the new is closed). Where it does not, or a sliceable kind is missing, or there is
         nothing to keep at all, these tokens could never be restored: all is closed and None
         returned. So it goes with a row whose own beginning was evicted in the meantime.
-        Where the key ends inside an edge and no whole-state snapshot or mark asks for a node there,
-        the node around it is returned. Several captures of a row are inserted shortest first.
+        Where the key ends inside an edge and no whole-state snapshot asks for a node there, the
+        node around it is returned. Several captures of a row are inserted shortest first.
 
         Raises:
             TrieError: the key is empty, or a snapshot is of a foreign kind or ends elsewhere.
@@ -173,10 +162,9 @@ class PrefixTrie(Generic[K, S]):
         whole = {kind: s for kind, s in snapshots.items() if not kind.sliceable}
         cut = {kind: s for kind, s in snapshots.items() if kind.sliceable}
         at = match.path[-1] if match.path else self._root
-        if match.count < at.stop and (match.count < end or whole or user):
+        if match.count < at.stop and (match.count < end or whole):
             at = self._split(at, match.count)
         node = self._extend(at, key, cut)
-        node.user |= user
         for kind, snapshot in whole.items():
             if kind in node.snapshots:
                 snapshot.close()
@@ -194,11 +182,11 @@ class PrefixTrie(Generic[K, S]):
 
         Leaves go before what they hang from. Of an inner node only whole-state snapshots can go.
         """
-        if self._nbytes <= to_nbytes:
+        if self.nbytes <= to_nbytes:
             return []
         gone: list[Evicted] = []
         self._evictable.rank(self._now)
-        while self._nbytes > max(to_nbytes, 0):
+        while self.nbytes > max(to_nbytes, 0):
             node = self._evictable.least()
             gone.append(self._describe(node))
             if node.children:
@@ -221,27 +209,13 @@ class PrefixTrie(Generic[K, S]):
             nbytes -= node.nbytes + sum(before.nbytes for before in alone)
         return doomed
 
-    def remove(self, node: Node[K, S]) -> None:
-        """Forget a node and all behind it.
-
-        Raises:
-            TrieError: it is the root, or not in this trie.
-        """
-        if node is self._root or self._root not in node.ancestors():
-            raise TrieError(f"{node} is not in this trie")
-        behind = [node]
-        for inner in behind:
-            behind += inner.children.values()
-            self._empty(inner)
-        self._unlink(node)
-
     def clear(self) -> None:
         """Close and forget everything."""
         for node in self.nodes():
             self._empty(node)
         self._evictable.clear()
         self._root = Node(None, Key(b""), self._now)
-        self._nbytes = 0
+        self.nbytes = 0
 
     def _check_fit(self, end: int, snapshots: Mapping[K, S]) -> None:
         if not end:
@@ -298,7 +272,7 @@ class PrefixTrie(Generic[K, S]):
 
     def _compact(self, node: Node[K, S]) -> Node[K, S]:
         """Make a node one with its only child if nothing keeps it apart; return what stands."""
-        if node.parent is None or node.user or len(node.children) != 1 or self._has_state(node):
+        if node.parent is None or len(node.children) != 1 or self._has_state(node):
             return node
         (child,) = node.children.values()
         if node.start // self._edge_tokens != (child.stop - 1) // self._edge_tokens:
@@ -308,7 +282,6 @@ class PrefixTrie(Generic[K, S]):
             return node
         for kind in self._sliceable:
             merged = self._merge(self._release(node, kind), self._release(child, kind))
-            assert merged is not None, "both had a snapshot"
             self._adopt(child, kind, merged)
         child.take_front()
         self._review(child)
@@ -359,7 +332,7 @@ class PrefixTrie(Generic[K, S]):
 
     def _grow(self, node: Node[K, S], nbytes: int) -> None:
         node.nbytes += nbytes
-        self._nbytes += nbytes
+        self.nbytes += nbytes
 
     def _note_materialised(self, node: Node[K, S], nbytes: int) -> None:
         self._grow(node, nbytes)

@@ -21,7 +21,7 @@ Key = NewType("Key", bytes)
 
 
 class TrieError(Exception):
-    """A bug of the caller: a snapshot that does not fit its key, or a node of no trie."""
+    """A bug of the caller: a snapshot that does not fit its key, or more use than was matched."""
 
 
 class KindLike(Protocol):
@@ -115,7 +115,6 @@ class Node(Generic[K, S]):
         "spared",
         "start",
         "stop",
-        "user",
     )
 
     def __init__(self, parent: Node[K, S] | None, edge: Key, now: int) -> None:
@@ -129,8 +128,6 @@ class Node(Generic[K, S]):
         self.snapshots: dict[K, S] = {}
         self.nbytes = 0
         """The bytes that the snapshots own now."""
-        self.user = False
-        """Marked by the caller: never merged away. It can be evicted."""
         self.passed = Uses(1, now)
         """Requests whose prompt led through the edge, the one that made it included."""
         self.landed = Uses(1, now)
@@ -205,7 +202,7 @@ class Node(Generic[K, S]):
 
     def __repr__(self) -> str:
         kinds = " ".join(str(kind) for kind in self.snapshots)
-        return f"<node [{self.start}, {self.stop}) {'user ' if self.user else ''}{kinds}>"
+        return f"<node [{self.start}, {self.stop}) {kinds}>"
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from typing import Any, Final
 from mlxd_worker.chat.parsing import harmony, syntaxes
 from mlxd_worker.chat.parsing.llama3 import PYTHON_TAG
 from mlxd_worker.chat.parsing.registry import Family
-from mlxd_worker.constraints.calls.bare import refuse_names, write_members
 from mlxd_worker.constraints.calls.lark import Rules, any_of
-from mlxd_worker.constraints.calls.offers import Offer
+from mlxd_worker.constraints.calls.offers import Offer, refuse_names, write_members
 
 OBJECT: Final[dict[str, Any]] = {"type": "object"}
 Offers = Sequence[Offer]

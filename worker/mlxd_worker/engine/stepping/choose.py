@@ -23,8 +23,7 @@ from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.engine.stepping.joined import Joined
 from mlxd_worker.engine.stepping.plain import Plain
 from mlxd_worker.kernels.switches import SWITCHES
-from mlxd_worker.models.base import JoiningPasses, Model, Passes
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Capabilities, JoiningPasses, Model, Passes
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def way_of(able: Capabilities, caches: RowCaches) -> Way:
         lead if SWITCHES.is_on(FastPath.RUN_AHEAD) else None,
         joins=joins and SWITCHES.is_on(FastPath.JOINED_PASSES),
         # A recurrent state never goes back to before a wrong guess.
-        guesses=Kind.RECURRENT not in caches.contents.kinds,
+        guesses=Kind.RECURRENT not in caches.contents.layers,
     )
 
 

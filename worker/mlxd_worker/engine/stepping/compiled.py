@@ -22,7 +22,8 @@ import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import ArenaId, LayerCache, RowId
-from mlxd_worker.cache.layers.slots import ArenaShape, SlotCache, plan_by_slots, slot_caches
+from mlxd_worker.cache.layers.slots import ArenaShape, plan_by_slots, slot_caches
+from mlxd_worker.cache.layers.store import SliceableCache
 from mlxd_worker.cache.layers.tokens import TokenLayout, plan_tokens
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
@@ -158,13 +159,13 @@ class CompiledModel:
         return step
 
 
-def lend(layers: Sequence[SlotCache], arenas: Sequence[ArenaId]) -> list[mx.array]:
+def lend(layers: Sequence[SliceableCache], arenas: Sequence[ArenaId]) -> list[mx.array]:
     """Take the arenas' arrays out of all layers, layer by layer."""
     return [array for layer in layers for arena in arenas for array in layer.lend(arena)]
 
 
 def settle(
-    layers: Sequence[SlotCache], arenas: Sequence[ArenaId], arrays: Sequence[mx.array]
+    layers: Sequence[SliceableCache], arenas: Sequence[ArenaId], arrays: Sequence[mx.array]
 ) -> None:
     """Put what `lend` took back, in the same order."""
     each = len(arrays) // (len(layers) * len(arenas))
@@ -178,7 +179,7 @@ def settle(
 def _trace(
     model: Model,
     all_layers: Sequence[LayerCache | None],
-    layers: tuple[SlotCache, ...],
+    layers: tuple[SliceableCache, ...],
     make_plan: Plans,
     *,
     arenas: int,

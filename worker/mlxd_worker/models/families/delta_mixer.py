@@ -7,7 +7,6 @@ Invariants:
 - The convolution is `kernel` shifted sums: on a CPU `conv1d` takes twenty times as long.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -18,16 +17,16 @@ from mlxd_worker.cache.arenas.plan import StepPlan
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.kernels.exponentials import silu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.families.gated_delta import DeltaInputs, gated_delta
-from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays, reorder_outputs
+from mlxd_worker.models.weights.linear import Projection, Weighted, reorder_outputs
+from mlxd_worker.models.weights.reader import Reader
 
 LENGTH_EPS = 1e-6
 """Added to the squared length of a key or a query before it is divided by."""
 
 
 @dataclass(frozen=True, slots=True)
-class DeltaMixer:
+class DeltaMixer(Weighted):
     """One layer's weights. One owner: the engine thread."""
 
     config: DeltaConfig
@@ -42,22 +41,6 @@ class DeltaMixer:
     norm: Norm
     """[value_dim]."""
     output: Projection
-
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return is_packed(self.projection) or is_packed(self.output)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        named = {
-            "convolution": self.convolution,
-            "decay": self.decay,
-            "time_bias": self.time_bias,
-            "norm": self.norm.weight,
-        }
-        named |= named_arrays("projection", self.projection)
-        return named | named_arrays("output", self.output)
 
     def __call__(self, rows: mx.array, cache: RecurrentCache, plan: StepPlan) -> mx.array:
         """Map flat rows `[N * width, hidden]` to as many, and move the rows' states on; lazy."""
@@ -117,14 +100,12 @@ def delta_cache(config: DeltaConfig, dtype: mx.Dtype) -> RecurrentCache:
     )
 
 
-def is_stored_by_mlx(config: DeltaConfig, weights: Weights, prefix: str) -> bool:
+def is_stored_by_mlx(config: DeltaConfig, weights: Reader, prefix: str) -> bool:
     """Tell whether the layer's convolution is stored as MLX has it, and not as published."""
     return weights.shape(f"{prefix}conv1d.weight") == (config.mixed, config.kernel, 1)
 
 
-def take_delta(
-    config: DeltaConfig, weights: Weights, prefix: str, *, norm_eps: float
-) -> DeltaMixer:
+def take_delta(config: DeltaConfig, weights: Reader, prefix: str, *, norm_eps: float) -> DeltaMixer:
     """Take one layer's tensors; either layout of the convolution."""
     taps = weights.take_float32(f"{prefix}conv1d.weight").reshape(config.mixed, config.kernel)
     convolution = mx.contiguous(taps.T)
@@ -141,7 +122,7 @@ def take_delta(
     )
 
 
-def _take_projection(config: DeltaConfig, weights: Weights, prefix: str) -> Projection:
+def _take_projection(config: DeltaConfig, weights: Reader, prefix: str) -> Projection:
     if not config.grouped:
         return weights.linear([prefix + name for name in PROJECTIONS])
     stored = weights.linear([prefix + name for name in GROUPED_PROJECTIONS])

@@ -19,9 +19,8 @@ from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels.decode_attention import serves
-from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.building import Weights
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.kernels.device import runs_cpu
+from mlxd_worker.models.base import Batch, Capabilities, plan_pass
 from mlxd_worker.models.layers.llama_layers import (
     Decoder,
     Layer,
@@ -30,6 +29,7 @@ from mlxd_worker.models.layers.llama_layers import (
     take_norm,
 )
 from mlxd_worker.models.weights.fused import add_projection, normed_times
+from mlxd_worker.models.weights.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class _Pass:
 class LlamaModel(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
-    def __init__(self, config: DecoderConfig, weights: Weights) -> None:
+    def __init__(self, config: DecoderConfig, weights: Reader) -> None:
         self.config = config
         rotations = rotations_of(
             [config.rope_of(index) for index in range(config.layers)], config.head_dim
@@ -62,7 +62,8 @@ class LlamaModel(Decoder[Layer]):
         plain = not any(rotation.config.interleaved for rotation in rotations)
         self._in_place = plain and not config.sinks
         self.capabilities = Capabilities(
-            stays_lazy=all(layer.feed.stays_lazy for layer in self._layers),
+            # On a CPU experts may look at their choice.
+            stays_lazy=config.experts is None or not runs_cpu(),
             joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
             reads_chunks=True,
             decodes_in_place=self._in_place

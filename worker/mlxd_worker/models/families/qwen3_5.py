@@ -8,12 +8,11 @@ Invariants:
   convolution's shape tells which it is, and all layers must agree.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import mlx.core as mx
 
-from mlxd_models.families.common.decoder import ATTENTION, is_routed, layer_prefix
+from mlxd_models.families.common.decoder import ATTENTION, layer_prefix
 from mlxd_models.families.hybrid.config import HybridConfig
 from mlxd_models.families.hybrid.tensors import DELTA
 from mlxd_shared.domain.errors import InvalidModel
@@ -25,9 +24,7 @@ from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.kernels.exponentials import times_sigmoid
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.base import Batch, plan_pass
-from mlxd_worker.models.building import Weights
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, plan_pass
 from mlxd_worker.models.families.delta_mixer import (
     DeltaMixer,
     delta_cache,
@@ -40,11 +37,12 @@ from mlxd_worker.models.layers.llama_layers import (
     rotation_of,
     take_feed,
 )
-from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
+from mlxd_worker.models.weights.linear import Projection, Weighted
+from mlxd_worker.models.weights.reader import Reader
 
 
 @dataclass(frozen=True, slots=True)
-class Attention:
+class Attention(Weighted):
     """One full attention layer's weights."""
 
     qkv: Projection
@@ -52,39 +50,20 @@ class Attention:
     key_norm: mx.array
     output: Projection
 
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return is_packed(self.qkv) or is_packed(self.output)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        named = {"query_norm": self.query_norm, "key_norm": self.key_norm}
-        return named | named_arrays("qkv", self.qkv) | named_arrays("output", self.output)
-
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Weighted):
     """One decoder layer."""
 
     mixer_norm: mx.array
     mixer: Attention | DeltaMixer
     feed: FeedForward
 
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return self.mixer.packed or self.feed.packed
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        return {"mixer_norm": self.mixer_norm, **self.feed.arrays(), **self.mixer.arrays()}
-
 
 class Qwen35Model(Decoder[Layer]):
     """A loaded model. One owner: the engine thread."""
 
-    def __init__(self, config: HybridConfig, weights: Weights) -> None:
+    def __init__(self, config: HybridConfig, weights: Reader) -> None:
         """Take all weights; raises InvalidModel if layers are stored in different layouts."""
         self.config = config
         decoder = config.decoder
@@ -161,7 +140,7 @@ class Qwen35Model(Decoder[Layer]):
 class _Taker:
     """Takes layers from a checkpoint of either layout."""
 
-    def __init__(self, config: HybridConfig, weights: Weights) -> None:
+    def __init__(self, config: HybridConfig, weights: Reader) -> None:
         self._config = config
         self._weights = weights
         recurrent = [index for index, full in enumerate(config.full) if not full]
@@ -189,9 +168,7 @@ class _Taker:
         mixer_norm = self.norm(f"{prefix}input_layernorm.weight")
         mixer = self._attention(prefix) if self._config.full[index] else self._delta(prefix)
         norm = Norm(self.norm(f"{prefix}post_attention_layernorm.weight"), decoder.norm_eps)
-        routed = is_routed(decoder, index)
-        feed = take_feed(decoder, self._weights, prefix, norm, routed=routed)
-        return Layer(mixer_norm, mixer, feed)
+        return Layer(mixer_norm, mixer, take_feed(decoder, self._weights, index, norm))
 
     def _attention(self, prefix: str) -> Attention:
         decoder = self._config.decoder

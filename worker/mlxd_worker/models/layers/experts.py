@@ -8,7 +8,6 @@ Invariants:
   nothing else is there.
 """
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import cast
 
@@ -29,10 +28,10 @@ from mlxd_models.families.common.experts import (
 from mlxd_models.families.common.tensors import Stack
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.weights.expert_linear import ExpertLinear, ExpertProjection
 from mlxd_worker.models.weights.fused import clamped_halves, gated_halves
-from mlxd_worker.models.weights.linear import Projection, is_packed, named_arrays
+from mlxd_worker.models.weights.linear import Projection, Weighted
+from mlxd_worker.models.weights.reader import Reader
 
 ORDERED_MIN = 64
 """From so many choices on they are put in the experts' order: reading each expert once pays."""
@@ -47,19 +46,13 @@ LEAST_SUM = 1e-20
 
 
 @dataclass(frozen=True, slots=True)
-class Shared:
+class Shared(Weighted):
     """One network for all rows, beside the experts; each row may have a gate for it."""
 
     gate_up: Projection
     down: Projection
     width: int
     gate: Projection | None = None
-
-    @property
-    def projections(self) -> Mapping[str, Projection]:
-        """Return its products by name."""
-        named = {"shared_gate_up": self.gate_up, "shared_down": self.down}
-        return named if self.gate is None else named | {"shared_gate": self.gate}
 
     def __call__(self, normed: mx.array) -> mx.array:
         """Return what it makes of normalised rows."""
@@ -68,28 +61,17 @@ class Shared:
 
 
 @dataclass(frozen=True, slots=True)
-class Experts:
+class Experts(Weighted):
     """A few of many networks for each row, weighted by how much the router wants them."""
 
     config: ExpertsConfig
     norm: Norm
     router: Projection
-    gate_up: ExpertProjection
-    down: ExpertProjection
+    expert_gate_up: ExpertProjection
+    expert_down: ExpertProjection
     shared: Shared | None = None
     correction: mx.array | None = None
     """float32 [experts]: added to each one's share for the choice alone."""
-
-    @property
-    def packed(self) -> bool:
-        """Whether what all rows go through is packed; experts are never unpacked whole."""
-        beside = () if self.shared is None else self.shared.projections.values()
-        return any(is_packed(projection) for projection in (self.router, *beside))
-
-    @property
-    def stays_lazy(self) -> bool:
-        """Not on a CPU, where it may look at its choice."""
-        return not runs_cpu()
 
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what their experts make of them added."""
@@ -99,16 +81,6 @@ class Experts:
         out = (self._by_expert if one_by_one else self._gather)(normed, chosen)
         mixed = (out * weights[..., None]).sum(axis=1)
         return rows + (mixed if self.shared is None else mixed + self.shared(normed))
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return norm, router, experts and shared experts."""
-        named = {"mlp_norm": self.norm.weight} | named_arrays("router", self.router)
-        if self.correction is not None:
-            named["correction"] = self.correction
-        for name, projection in ({} if self.shared is None else self.shared.projections).items():
-            named |= named_arrays(name, projection)
-        named |= named_arrays("expert_gate_up", self.gate_up)
-        return named | named_arrays("expert_down", self.down)
 
     def _choose(self, normed: mx.array) -> tuple[mx.array, mx.array]:
         """Return the chosen experts' weights, of the rows' type, and their numbers: [M, chosen]."""
@@ -121,20 +93,20 @@ class Experts:
         if not runs_cpu():
             return False
         # What is packed, or halves: no product gathers these there, or one slower than this.
-        gathered = isinstance(self.gate_up, ExpertLinear) and dtype == mx.float32
+        gathered = isinstance(self.expert_gate_up, ExpertLinear) and dtype == mx.float32
         return not gathered or choices >= EACH_MIN * self.config.count
 
     def _gather(self, normed: mx.array, chosen: mx.array) -> mx.array:
         """Return [M, chosen, hidden] by products that gather each row's expert; lazy."""
         if chosen.size < ORDERED_MIN:
-            out = self._activate(self.gate_up(normed[:, None, None], chosen, ordered=False))
-            return self.down(out, chosen, ordered=False).squeeze(-2)
+            out = self._activate(self.expert_gate_up(normed[:, None, None], chosen, ordered=False))
+            return self.expert_down(out, chosen, ordered=False).squeeze(-2)
         order, back = _orders(chosen)
         experts = chosen.reshape(-1)[order]
         # Reshaped: the strides of a new axis lead MLX's grouped products on CUDA astray (0.32.4).
         gathered = normed[order // chosen.shape[1]].reshape(-1, 1, normed.shape[-1])
-        out = self._activate(self.gate_up(gathered, experts, ordered=True))
-        out = self.down(out, experts, ordered=True)[back]
+        out = self._activate(self.expert_gate_up(gathered, experts, ordered=True))
+        out = self.expert_down(out, experts, ordered=True)[back]
         return out.reshape(*chosen.shape, -1)
 
     def _by_expert(self, normed: mx.array, chosen: mx.array) -> mx.array:
@@ -144,9 +116,9 @@ class Experts:
         counts = cast("list[int]", (chosen.reshape(1, -1) == numbers).sum(axis=1).tolist())
         gathered = normed[order // chosen.shape[1]]
         spans = _spans(counts)
-        both = mx.concatenate([self.gate_up.of(e)(gathered[a:b]) for e, a, b in spans], axis=0)
-        out = self._gate(both)
-        out = mx.concatenate([self.down.of(e)(out[a:b]) for e, a, b in spans], axis=0)
+        both = [self.expert_gate_up.of(e)(gathered[a:b]) for e, a, b in spans]
+        out = self._gate(mx.concatenate(both, axis=0))
+        out = mx.concatenate([self.expert_down.of(e)(out[a:b]) for e, a, b in spans], axis=0)
         return out[back].reshape(*chosen.shape, -1)
 
     def _activate(self, both: mx.array) -> mx.array:
@@ -189,21 +161,21 @@ def _of_best_groups(wanted: mx.array, groups: GroupsConfig) -> mx.array:
     return (by_group + hidden[..., None]).reshape(wanted.shape)
 
 
-def take_experts(config: ExpertsConfig, weights: Weights, prefix: str, norm: Norm) -> Experts:
+def take_experts(config: ExpertsConfig, weights: Reader, prefix: str, norm: Norm) -> Experts:
     """Take the weights of a layer's experts."""
     return Experts(
         config=config,
         norm=norm,
         router=weights.linear([prefix + config.router], has_bias=config.biased),
-        gate_up=_take_stack(config, weights, prefix, EXPERT_GATED, fused=FUSED_GATED),
-        down=_take_stack(config, weights, prefix, (EXPERT_DOWN,), fused=FUSED_DOWN),
+        expert_gate_up=_take_stack(config, weights, prefix, EXPERT_GATED, fused=FUSED_GATED),
+        expert_down=_take_stack(config, weights, prefix, (EXPERT_DOWN,), fused=FUSED_DOWN),
         shared=None if config.shared is None else _take_shared(config.shared, weights, prefix),
         correction=weights.take_float32(f"{prefix}{CORRECTION}") if config.corrected else None,
     )
 
 
 def _take_stack(
-    config: ExpertsConfig, weights: Weights, prefix: str, names: tuple[str, ...], *, fused: str
+    config: ExpertsConfig, weights: Reader, prefix: str, names: tuple[str, ...], *, fused: str
 ) -> ExpertProjection:
     if config.fused and weights.has(f"{prefix}{fused}.weight"):
         return weights.experts([Stack(prefix + fused, ())])
@@ -211,7 +183,7 @@ def _take_stack(
     return weights.experts(stacks, has_bias=config.biased)
 
 
-def _take_shared(config: SharedConfig, weights: Weights, prefix: str) -> Shared:
+def _take_shared(config: SharedConfig, weights: Reader, prefix: str) -> Shared:
     module = f"{prefix}mlp.{config.name}"
     return Shared(
         gate_up=weights.linear([f"{module}.{name}" for name in EXPERT_GATED]),

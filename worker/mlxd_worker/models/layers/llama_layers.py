@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Generic, Protocol, TypeVar
+from typing import Generic, TypeVar
 
 import mlx.core as mx
 
@@ -40,17 +40,16 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.building import Weights
 from mlxd_worker.models.layers.experts import Experts, take_experts
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, logits_of
 from mlxd_worker.models.weights.linear import (
-    HasArrays,
     Projection,
+    Weighted,
     is_packed,
     named_arrays,
     packed_rows_max,
-    present_arrays,
 )
+from mlxd_worker.models.weights.reader import Reader
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
 
@@ -70,7 +69,15 @@ class Rotation:
         plan: of the pass, in which all layers share the angles where MLX would make them anew.
         """
         if self._uses_fused(heads):
-            return self._rotate(heads, offsets)
+            return mx.fast.rope(
+                heads,
+                self.dims,
+                traditional=self.config.interleaved,
+                base=self.config.base if self.table is None else None,
+                scale=self.config.position_scale,
+                offset=offsets,
+                freqs=self.table,
+            )
         count, width, half = heads.shape[0], heads.shape[2], self.dims // 2
         angles = partial(self._angles, offsets, width)
         cosines, sines = (
@@ -89,17 +96,6 @@ class Rotation:
         """Return by how many radians pairs turn, `[N, 1, width, 1, dims / 2]`."""
         positions = offsets[:, None] + mx.arange(width, dtype=offsets.dtype)
         return (positions.astype(mx.float32)[..., None] / self.periods())[:, None, :, None]
-
-    def _rotate(self, heads: mx.array, offsets: mx.array) -> mx.array:
-        return mx.fast.rope(
-            heads,
-            self.dims,
-            traditional=self.config.interleaved,
-            base=self.config.base if self.table is None else None,
-            scale=self.config.position_scale,
-            offset=offsets,
-            freqs=self.table,
-        )
 
     def periods(self) -> mx.array:
         """Return by how many positions each pair turns by one radian, lazy."""
@@ -138,12 +134,8 @@ def tables_of(rotations: Sequence[Rotation]) -> Mapping[str, mx.array]:
     }
 
 
-def _weights_of(**norms: Norm | None) -> dict[str, mx.array]:
-    return {name: norm.weight for name, norm in norms.items() if norm is not None}
-
-
 @dataclass(frozen=True, slots=True)
-class Dense:
+class Dense(Weighted):
     """One network for all rows."""
 
     norm: Norm
@@ -153,16 +145,6 @@ class Dense:
     activation: Activation = Activation.SILU
     output_norm: Norm | None = None
 
-    @property
-    def packed(self) -> bool:
-        """Whether some of the weights are packed."""
-        return is_packed(self.gate_up) or is_packed(self.down)
-
-    @property
-    def stays_lazy(self) -> bool:
-        """Always."""
-        return True
-
     def __call__(self, rows: mx.array) -> mx.array:
         """Return the rows with what it makes of them added."""
         inner = gate_projection(
@@ -170,18 +152,13 @@ class Dense:
         )
         return add_projection(rows, inner, self.down, self.output_norm)
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return norms, gate and up, and down."""
-        named = _weights_of(mlp_norm=self.norm, mlp_output_norm=self.output_norm)
-        return named | named_arrays("gate_up", self.gate_up) | named_arrays("down", self.down)
-
 
 FeedForward = Dense | Experts
 """The second half of a layer: returns the rows with what it makes of them added."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadNorms:
+class HeadNorms(Weighted):
     """Norms over each head's queries, and over each head's keys."""
 
     queries: Norm
@@ -203,7 +180,7 @@ class HeadNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class Layer:
+class Layer(Weighted):
     """One decoder layer."""
 
     attention_norm: Norm
@@ -218,25 +195,11 @@ class Layer:
     output_norm: Norm | None
     feed: FeedForward
 
-    @property
-    def packed(self) -> bool:
-        """Whether weights that stay packed may be unpacked for many rows."""
-        return is_packed(self.qkv) or is_packed(self.output) or self.feed.packed
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weights by name, each array once."""
-        output_norm, heads = self.output_norm, self.head_norms
-        named = _weights_of(attention_norm=self.attention_norm, attention_output_norm=output_norm)
-        if heads is not None:
-            named |= _weights_of(query_norm=heads.queries, key_norm=heads.keys)
-        named |= named_arrays("qkv", self.qkv) | named_arrays("output", self.output)
-        return named | present_arrays({"sinks": self.sinks}) | dict(self.feed.arrays())
-
-
-def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Rotation) -> Layer:
+def take_layer(config: DecoderConfig, weights: Reader, index: int, rotation: Rotation) -> Layer:
     """Take one layer's weights."""
     prefix, norms = layer_prefix(index), norms_of(config)
-    routed, mlp_norm = is_routed(config, index), f"{prefix}{norms.mlp}.weight"
+    mlp_norm = take_norm(config, weights, f"{prefix}{norms.mlp}.weight")
     return Layer(
         attention_norm=take_norm(config, weights, f"{prefix}{norms.attention}.weight"),
         qkv=weights.linear([prefix + name for name in ATTENTION], has_bias=config.qkv_bias),
@@ -246,13 +209,11 @@ def take_layer(config: DecoderConfig, weights: Weights, index: int, rotation: Ro
         sinks=weights.take(prefix + SINKS) if config.sinks else None,
         output=weights.linear([f"{prefix}self_attn.o_proj"], has_bias=config.output_bias),
         output_norm=_take_optional(config, weights, prefix, norms.attention_output),
-        feed=take_feed(
-            config, weights, prefix, take_norm(config, weights, mlp_norm), routed=routed
-        ),
+        feed=take_feed(config, weights, index, mlp_norm),
     )
 
 
-def take_norm(config: DecoderConfig, weights: Weights, name: str) -> Norm:
+def take_norm(config: DecoderConfig, weights: Reader, name: str) -> Norm:
     """Take a norm, such that its weight is what the normalised values are multiplied by."""
     weight = weights.take(name)
     if config.norms_from_one:
@@ -262,21 +223,20 @@ def take_norm(config: DecoderConfig, weights: Weights, name: str) -> Norm:
 
 
 def _take_optional(
-    config: DecoderConfig, weights: Weights, prefix: str, name: str | None
+    config: DecoderConfig, weights: Reader, prefix: str, name: str | None
 ) -> Norm | None:
     return None if name is None else take_norm(config, weights, f"{prefix}{name}.weight")
 
 
-def _take_head_norms(config: DecoderConfig, weights: Weights, prefix: str) -> HeadNorms:
+def _take_head_norms(config: DecoderConfig, weights: Reader, prefix: str) -> HeadNorms:
     queries, keys = (take_norm(config, weights, f"{prefix}{name}.weight") for name in HEAD_NORMS)
     return HeadNorms(queries, keys, config.heads, config.kv_heads)
 
 
-def take_feed(
-    config: DecoderConfig, weights: Weights, prefix: str, norm: Norm, *, routed: bool
-) -> FeedForward:
+def take_feed(config: DecoderConfig, weights: Reader, index: int, norm: Norm) -> FeedForward:
     """Take the weights of a layer's feed-forward but for the norm before it."""
-    if routed and config.experts is not None:
+    prefix = layer_prefix(index)
+    if config.experts is not None and is_routed(config, index):
         return take_experts(config.experts, weights, prefix, norm)
     return Dense(
         norm=norm,
@@ -288,12 +248,7 @@ def take_feed(
     )
 
 
-class _AnyLayer(HasArrays, Protocol):
-    @property
-    def packed(self) -> bool: ...
-
-
-_Layer = TypeVar("_Layer", bound=_AnyLayer)
+_Layer = TypeVar("_Layer", bound=Weighted)
 
 
 class Decoder(Generic[_Layer]):
@@ -302,7 +257,7 @@ class Decoder(Generic[_Layer]):
     def __init__(
         self,
         config: DecoderConfig,
-        weights: Weights,
+        weights: Reader,
         layers: Iterable[_Layer],
         take_norm: Callable[[str], Norm],
         *,
@@ -320,7 +275,7 @@ class Decoder(Generic[_Layer]):
         self._layers = tuple(layers)
         self._norm = take_norm(FINAL_NORM)
         self._head = self._embedding if config.tied_head else weights.linear([_HEAD])
-        self._packed = any(layer.packed for layer in self._layers)
+        self._packed = is_packed(self._layers)
 
     @property
     def vocab_size(self) -> int:

@@ -7,14 +7,16 @@ Invariants:
   they are multiplied, and the product is rounded once.
 """
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Final
 
 import mlx.core as mx
 
 from mlxd_models.families.common.packing import Packing
 from mlxd_worker.machine.lanes import lanes
-from mlxd_worker.models.weights.linear import unpack_rows
+from mlxd_worker.models.weights.linear import PackedWeight, layout_of
 
 PIECES_VALUES: Final = 1 << 19
 """How many values are unpacked at once, by all lanes together: more cores take no more memory."""
@@ -27,37 +29,28 @@ BLOCK_VALUES: Final = 1 << 20
 
 
 def numbers_of(
-    words: mx.array,
-    scales: mx.array,
-    offsets: mx.array | None,
-    packing: Packing,
+    packed: PackedWeight,
     *,
     exact_in: mx.Dtype,
     dtype: mx.Dtype,
-    global_scale: mx.array | None = None,
     streams: Sequence[mx.Stream] | None = None,
 ) -> mx.array:
     """Return `[..., inputs]` as `dtype`, evaluated, reckoned in `exact_in`.
 
-    words: evaluated, `[..., packing.words(inputs)]`; scales and offsets likewise. global_scale: of
-    the whole, `[]`, or of each matrix of a stack, `[experts]`. streams: those of all lanes.
+    packed: evaluated. streams: those of all lanes.
     """
-    inputs = scales.shape[-1] * packing.group_size
-    rows = scales.size // scales.shape[-1]
-    flat_words, flat_scales = words.reshape(rows, -1), scales.reshape(rows, -1)
-    flat_offsets = None if offsets is None else offsets.reshape(rows, -1)
+    inputs = packed.scales.shape[-1] * packed.packing.group_size
+    rows = packed.scales.size // packed.scales.shape[-1]
+    flat = packed.cut(lambda array: array.reshape(rows, -1))
+    scale = None if packed.global_scale is None else packed.global_scale.reshape(-1)
 
     def piece(owner: int, part: slice) -> mx.array:
-        return unpack_rows(
-            flat_words[part],
-            flat_scales[part],
-            None if flat_offsets is None else flat_offsets[part],
-            packing,
+        own = replace(
+            flat.cut(lambda array: array[part]),
             global_scale=None if scale is None else scale[owner],
-            form=exact_in,
-        ).astype(dtype)
+        )
+        return own.numbers(exact_in).astype(dtype)
 
-    scale = None if global_scale is None else global_scale.reshape(-1)
     height = rows if scale is None else rows // scale.size
     streams = lanes() if streams is None else streams
     step = max(PIECES_VALUES // len(streams) // inputs, 1)
@@ -76,7 +69,7 @@ def numbers_of(
             whole[part] = numbers
         # Whatever is not waited for is there at once.
         mx.eval(whole)
-    return whole.reshape(*words.shape[:-1], inputs)
+    return whole.reshape(*packed.words.shape[:-1], inputs)
 
 
 def packed_of(plain: mx.array, packing: Packing) -> tuple[mx.array, ...]:
@@ -92,12 +85,7 @@ def packed_of(plain: mx.array, packing: Packing) -> tuple[mx.array, ...]:
         places = [(expert, part) for expert in range(stack[0]) for part in rows]
     whole: list[mx.array] = []
     for place in places:
-        packed = mx.quantize(
-            plain[place],
-            group_size=packing.group_size,
-            bits=packing.bits,
-            mode=packing.mode.value,
-        )
+        packed = mx.quantize(plain[place], **layout_of(packing))
         if not whole:
             whole = [mx.zeros((*stack, outputs, part.shape[-1]), part.dtype) for part in packed]
         for array, part in zip(whole, packed, strict=True):
@@ -117,10 +105,7 @@ def numbers_of_blocks(
     """
     *stack, outputs, inputs = weight.shape
     height, width = packing.block_rows, packing.group_size
-    values = inputs
-    for size in stack:
-        values *= size
-    rows = max(BLOCK_VALUES // max(values, 1) // height, 1) * height
+    rows = max(BLOCK_VALUES // max(math.prod(stack) * inputs, 1) // height, 1) * height
     for first in range(0, outputs, rows):
         count = min(rows, outputs - first)
         plain = mx.from_fp8(weight[..., first : first + count, :], dtype=mx.float32)

@@ -7,8 +7,8 @@ Invariants:
   stored, because a packed one cannot be transposed without being packed anew.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import mlx.core as mx
 
@@ -18,15 +18,14 @@ from mlxd_worker.models.weights.linear import (
     PackedLinear,
     PackedWeight,
     SideBySide,
-    named_parts,
+    Weighted,
+    layout_of,
     packed_rows_max,
-    present_arrays,
-    unpack_rows,
 )
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertLinear:
+class ExpertLinear(Weighted):
     """Weights in numbers."""
 
     weight: mx.array
@@ -44,14 +43,12 @@ class ExpertLinear:
         """Return one expert's linear."""
         return Linear(_one(self.weight, expert), _part(self.bias, expert))
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return weight and bias by name."""
-        return present_arrays({"weight": self.weight, "bias": self.bias})
-
 
 @dataclass(frozen=True, slots=True)
 class PackedExpertLinear(PackedWeight):
-    """Weights `[experts, outputs, inputs]` that stay packed."""
+    """Weights `[experts, outputs, inputs]` that stay packed, and are never unpacked whole."""
+
+    unpacks: ClassVar[bool] = False
 
     def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
         """Map each row by its expert, as `ExpertLinear`."""
@@ -62,29 +59,23 @@ class PackedExpertLinear(PackedWeight):
             self.offsets,
             rhs_indices=experts,
             transpose=True,
-            group_size=self.packing.group_size,
-            bits=self.packing.bits,
-            mode=self.packing.mode.value,
             global_scale=self.global_scale,
             sorted_indices=ordered,
+            **layout_of(self.packing),
         )
         return _add_bias(out, self.bias, experts)
 
     def of(self, expert: int) -> PackedLinear:
         """Return one expert's linear."""
+        one = self.cut(lambda stack: _one(stack, expert))
+        bias, scale = _part(self.bias, expert), _part(self.global_scale, expert)
         return PackedLinear(
-            _one(self.words, expert),
-            _one(self.scales, expert),
-            _part(self.offsets, expert),
-            self.packing,
-            _part(self.bias, expert),
-            global_scale=_part(self.global_scale, expert),
-            form=self.form,
+            one.words, one.scales, one.offsets, self.packing, bias, scale, self.form
         )
 
 
 @dataclass(frozen=True, slots=True)
-class ExpertsSideBySide:
+class ExpertsSideBySide(Weighted):
     """Several linears of the same experts that have scales of their own, and cannot be joined."""
 
     parts: tuple[PackedExpertLinear, ...]
@@ -99,17 +90,13 @@ class ExpertsSideBySide:
         """Return one expert's linears."""
         return SideBySide(tuple(part.of(expert) for part in self.parts))
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what the parts hold, numbered."""
-        return named_parts(self.parts)
-
 
 ExpertProjection = ExpertLinear | PackedExpertLinear | ExpertsSideBySide
 """A weight `[experts, outputs, inputs]`, however it is stored."""
 
 
 @dataclass(frozen=True, slots=True)
-class HeadLinear:
+class HeadLinear(Weighted):
     """A matrix for each head, in numbers."""
 
     weight: mx.array
@@ -118,10 +105,6 @@ class HeadLinear:
     def __call__(self, rows: mx.array) -> mx.array:
         """Map `[heads, M, inputs]` to `[heads, M, outputs]`, lazy."""
         return rows @ (self.weight.swapaxes(-1, -2) if self.turned else self.weight)
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return the weight."""
-        return {"weight": self.weight}
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +122,7 @@ class PackedHeadLinear(PackedWeight):
         # Without its global scale a product may be beyond float16.
         exact = self.dtype if factor is None else mx.float32
         if (factor is not None and rows.dtype == mx.float16) or rows.shape[1] > packed_rows_max():
-            weight = unpack_rows(self.words, self.scales, self.offsets, self.packing, form=exact)
+            weight = replace(self, global_scale=None).numbers(exact)
             weight = weight if factor is None else (weight * factor).astype(rows.dtype)
             return HeadLinear(weight, turned=self.turned)(rows)
         out = self.product(rows, transpose=self.turned)
@@ -155,15 +138,13 @@ def head_projection(stack: ExpertProjection, *, turned: bool) -> HeadProjection:
     if isinstance(stack, ExpertLinear):
         return HeadLinear(stack.weight, turned=turned)
     assert isinstance(stack, PackedExpertLinear), "one stack has nothing beside it"
-    return PackedHeadLinear(
-        stack.words,
-        stack.scales,
-        stack.offsets,
-        stack.packing,
-        global_scale=stack.global_scale,
-        form=stack.form,
-        turned=turned,
-    )
+    return packed_heads(stack, turned=turned)
+
+
+def packed_heads(packed: PackedWeight, *, turned: bool) -> PackedHeadLinear:
+    """Return matrices that are packed head by head as what maps each head's rows."""
+    parts = (packed.words, packed.scales, packed.offsets, packed.packing, None)
+    return PackedHeadLinear(*parts, packed.global_scale, packed.form, turned=turned)
 
 
 def _add_bias(out: mx.array, bias: mx.array | None, experts: mx.array) -> mx.array:

@@ -4,18 +4,29 @@ Invariants:
 - A file is opened when one of its tensors is first wanted, and let go of with the last: a store may
   keep one file for each tensor.
 - Each tensor is taken once. One that was taken is referred to by nobody here.
+- What the system has against a file is learnt by doing the same again, without MLX. The machine's
+  own trouble, such as want of open files or a disk that fails, is never said of the model. Where
+  nothing is wrong any more, MLX's word stands.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 import mlx.core as mx
 
+from mlxd_models.files.model_files import file_error, open_regular
 from mlxd_models.files.weights import TensorFact, read_header
-from mlxd_worker.models.weights.blame import why_not_opened
-from mlxd_worker.models.weights.direct_reading import Segment, read_joined, type_read
+from mlxd_shared.domain.errors import InvalidModel, MlxdError
+from mlxd_worker.models.weights.direct_reading import (
+    SCRATCH_NBYTES,
+    Segment,
+    read_into,
+    read_joined,
+    type_read,
+)
 
 Slab = tuple[str, int | None]
 """A tensor, or a part of it along its first axis."""
@@ -141,3 +152,45 @@ def _open(file: Path) -> Mapping[str, mx.array]:
         raise why_not_opened(file, error) from error
     assert isinstance(loaded, dict)
     return loaded
+
+
+def why_not_opened(file: Path, error: Exception) -> MlxdError:
+    """Return why MLX could not open a file, or understand its header."""
+    doing = "could not be opened: "
+    try:
+        os.close(open_regular(str(file), os.O_RDONLY))
+    except OSError as trouble:
+        return file_error(trouble, file.name, doing=doing)
+    reason = str(error).replace(str(file), file.name)  # the path is not shown
+    return InvalidModel(f"{doing}{reason}", file=file.name)
+
+
+def why_not_read(facts: Iterable[TensorFact], error: Exception, field: str = "") -> MlxdError:
+    """Return why MLX could not read one of these tensors.
+
+    field: what an error of MLX's own is said of; empty: the first of them, and its file.
+    """
+    doing, first = "could not be read: ", None
+    for fact in facts:
+        first = first or fact
+        try:
+            _read_through(fact)
+        except OSError as trouble:
+            return file_error(trouble, fact.file.name, fact.name, doing=doing)
+        except EOFError:
+            first = fact
+            break
+    if field or first is None:
+        return InvalidModel(f"{doing}{error}", field=field)
+    return first.error(f"{doing}{error}")
+
+
+def _read_through(fact: TensorFact) -> None:
+    """Read a tensor, and forget it; raises OSError, or EOFError if its file ends before it does."""
+    descriptor = open_regular(str(fact.file), os.O_RDONLY)
+    try:
+        scratch = memoryview(bytearray(min(SCRATCH_NBYTES, fact.nbytes)))
+        for done in range(0, fact.nbytes, SCRATCH_NBYTES):
+            read_into(scratch[: fact.nbytes - done], descriptor, fact.begin + done)
+    finally:
+        os.close(descriptor)

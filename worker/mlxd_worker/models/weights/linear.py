@@ -6,15 +6,17 @@ Invariants:
 - Several linears over the same input are one, their rows joined while loading.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from functools import partial
+from typing import Any, ClassVar, Self
 
 import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.kernels.vector import Norm
 
 PACKED_ROWS_MAX = 128
 """More rows than this are multiplied faster by the unpacked weight, unpacking included: 14336 x
@@ -25,7 +27,24 @@ PACKED_ROWS_MAX_CPU = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Linear:
+class Weighted:
+    """A part of a model, whose fields hold weights: arrays, norms, and parts in their turn."""
+
+    def arrays(self) -> dict[str, mx.array]:
+        """Return what the fields hold by their names, each array once; of a tuple by number."""
+        named: dict[str, mx.array] = {}
+        for field in fields(self):
+            held = getattr(self, field.name)
+            if isinstance(held, tuple):
+                for number, part in enumerate(held):
+                    named |= named_arrays(str(number), part)
+            else:
+                named |= named_arrays(field.name, held)
+        return named
+
+
+@dataclass(frozen=True, slots=True)
+class Linear(Weighted):
     """`x W^T + b` on flat rows."""
 
     weight: mx.array
@@ -47,14 +66,15 @@ class Linear:
         """Return the weight's own rows at `ids` [M], as [M, inputs], lazy: an embedding."""
         return self.weight[ids]
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return weight and bias by name."""
-        return present_arrays({"weight": self.weight, "bias": self.bias})
-
 
 @dataclass(frozen=True, slots=True)
-class PackedWeight:
+class PackedWeight(Weighted):
     """A weight that stays packed, or a stack of them."""
+
+    NAMES: ClassVar[Mapping[str, str]] = {"words": "weight", "offsets": "biases"}
+    """What checkpoints call a field that has another name here."""
+    unpacks: ClassVar[bool] = True
+    """Whether it may be unpacked as a whole, for many rows."""
 
     words: mx.array
     """uint32 [..., outputs, packing.words(inputs)]."""
@@ -75,25 +95,30 @@ class PackedWeight:
         """The type of what it yields: the scales', unless they are bytes."""
         return self.form or self.scales.dtype
 
-    def arrays(self) -> Mapping[str, mx.array]:
+    def arrays(self) -> dict[str, mx.array]:
         """Return all that it holds, by the names that checkpoints have for it."""
-        named = {"weight": self.words, "scales": self.scales}
-        return named | present_arrays(
-            {"biases": self.offsets, "global_scale": self.global_scale, "bias": self.bias}
-        )
+        named = Weighted.arrays(self)
+        return {self.NAMES.get(name, name): array for name, array in named.items()}
 
     def product(self, rows: mx.array, *, transpose: bool = True) -> mx.array:
         """Return the rows' product with what is packed, without its global scale; lazy."""
+        how = layout_of(self.packing)
         return packed_product(
-            rows,
-            self.words,
-            self.scales,
-            self.offsets,
-            transpose=transpose,
-            group_size=self.packing.group_size,
-            bits=self.packing.bits,
-            mode=self.packing.mode.value,
+            rows, self.words, self.scales, self.offsets, transpose=transpose, **how
         )
+
+    def cut(self, take: Callable[[mx.array], mx.array]) -> Self:
+        """Return a part of it: what `take` makes of words, scales and offsets."""
+        offsets = None if self.offsets is None else take(self.offsets)
+        return replace(self, words=take(self.words), scales=take(self.scales), offsets=offsets)
+
+    def numbers(self, form: mx.Dtype) -> mx.array:
+        """Return it as numbers `[..., outputs, inputs]`, lazy."""
+        how, own = layout_of(self.packing), self.global_scale
+        numbers = mx.dequantize(
+            self.words, self.scales, self.offsets, global_scale=own, dtype=form, **how
+        )
+        return numbers.astype(form)  # with a global scale MLX returns float32
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +130,7 @@ class PackedLinear(PackedWeight):
         # Without its global scale a product may be beyond float16.
         unsafe = self.global_scale is not None and rows.dtype == mx.float16
         if unsafe or rows.shape[0] > packed_rows_max():
-            result = rows @ self._unpack(self.words, self.scales, self.offsets).T
+            result = rows @ self.numbers(self.dtype).T
         else:
             result = self.product(rows)
             if self.global_scale is not None:
@@ -114,17 +139,11 @@ class PackedLinear(PackedWeight):
 
     def lookup(self, ids: mx.array) -> mx.array:
         """Return the weight's rows at `ids`, unpacked."""
-        offsets = None if self.offsets is None else self.offsets[ids]
-        return self._unpack(self.words[ids], self.scales[ids], offsets)
-
-    def _unpack(self, words: mx.array, scales: mx.array, offsets: mx.array | None) -> mx.array:
-        return unpack_rows(
-            words, scales, offsets, self.packing, global_scale=self.global_scale, form=self.dtype
-        )
+        return self.cut(lambda array: array[ids]).numbers(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
-class SideBySide:
+class SideBySide(Weighted):
     """Several linears over the same input that are stored in forms that cannot be joined."""
 
     parts: tuple[Linear | PackedLinear, ...]
@@ -142,33 +161,9 @@ class SideBySide:
         """Raise: an embedding is one weight, in one form."""
         raise AssertionError(f"{ids.size} rows looked up in a weight of {len(self.parts)} parts")
 
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return what the parts hold, numbered."""
-        return named_parts(self.parts)
-
 
 Projection = Linear | PackedLinear | SideBySide
 """A weight `[outputs, inputs]`, however it is stored."""
-
-
-def present_arrays(named: Mapping[str, mx.array | None]) -> dict[str, mx.array]:
-    """Return the arrays that are there, by name."""
-    return {name: array for name, array in named.items() if array is not None}
-
-
-class HasArrays(Protocol):
-    """What holds weights: a projection of any kind, or a part of a model made of them."""
-
-    def arrays(self) -> Mapping[str, mx.array]:
-        """Return them by name, each array once."""
-
-
-def named_parts(parts: Iterable[HasArrays]) -> dict[str, mx.array]:
-    """Return what several things hold, each under its number."""
-    named: dict[str, mx.array] = {}
-    for number, part in enumerate(parts):
-        named |= named_arrays(str(number), part)
-    return named
 
 
 def reorder_outputs(projection: Projection, orders: Sequence[Sequence[int]]) -> Projection:
@@ -187,50 +182,37 @@ def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Li
     for order in orders:
         first = len(places)
         places += [first + place for place in order]
-    index = mx.array(places, dtype=mx.int32)
-    # A scale of the whole weight has no outputs.
-    by_output = {name: array for name, array in part.arrays().items() if array.ndim > 0}
-    taken = {name: mx.take(array, index, axis=0) for name, array in by_output.items()}
-    mx.eval(list(taken.values()))
+    take = partial(mx.take, indices=mx.array(places, dtype=mx.int32), axis=0)
     if isinstance(part, Linear):
-        return replace(part, weight=taken["weight"])
-    words, scales, offsets = taken["weight"], taken["scales"], taken.get("biases")
-    return replace(part, words=words, scales=scales, offsets=offsets)
+        taken: Linear | PackedLinear = replace(part, weight=take(part.weight))
+    else:
+        taken = part.cut(take)
+    mx.eval(list(taken.arrays().values()))
+    return taken
 
 
-def is_packed(projection: object) -> bool:
-    """Tell whether some of a projection's weights stay packed; of whatever kind it is."""
-    if isinstance(projection, SideBySide):
-        return any(map(is_packed, projection.parts))
-    return isinstance(projection, PackedWeight)
+def is_packed(held: object) -> bool:
+    """Tell whether weights stay packed that may be unpacked for many rows, in a part or several."""
+    if isinstance(held, PackedWeight):
+        return held.unpacks
+    if isinstance(held, Weighted):
+        return any(is_packed(getattr(held, field.name)) for field in fields(held))
+    return isinstance(held, tuple) and any(map(is_packed, held))
 
 
-def named_arrays(name: str, holder: HasArrays) -> dict[str, mx.array]:
-    """Return what is held, each part under `name.`."""
-    return {f"{name}.{part}": array for part, array in holder.arrays().items()}
+def named_arrays(name: str, held: object) -> dict[str, mx.array]:
+    """Return a field's arrays, those of a part under `name.`; none of what holds no weights."""
+    if isinstance(held, mx.array):
+        return {name: held}
+    if isinstance(held, Norm):
+        return {name: held.weight}
+    parts = held.arrays() if isinstance(held, Weighted) else {}
+    return {f"{name}.{part}": array for part, array in parts.items()}
 
 
-def unpack_rows(
-    words: mx.array,
-    scales: mx.array,
-    offsets: mx.array | None,
-    packing: Packing,
-    *,
-    global_scale: mx.array | None = None,
-    form: mx.Dtype,
-) -> mx.array:
-    """Return packed rows as numbers, lazy."""
-    numbers = mx.dequantize(
-        words,
-        scales,
-        offsets,
-        group_size=packing.group_size,
-        bits=packing.bits,
-        mode=packing.mode.value,
-        global_scale=global_scale,
-        dtype=form,
-    )
-    return numbers.astype(form)  # with a global scale MLX returns float32
+def layout_of(packing: Packing) -> dict[str, Any]:
+    """Return a packing as MLX's functions take it."""
+    return {"group_size": packing.group_size, "bits": packing.bits, "mode": packing.mode.value}
 
 
 def packed_rows_max() -> int:

@@ -21,12 +21,7 @@ from mlxd_models.families.common.fields import some_names
 from mlxd_models.families.common.packing import FP8_DTYPE, Packing, block_scales_name
 from mlxd_models.families.common.tensors import Stack, TensorSpec
 from mlxd_models.files.weights import TensorFact
-from mlxd_worker.models.weights.blame import why_not_read
-from mlxd_worker.models.weights.by_pieces import (
-    numbers_of,
-    numbers_of_blocks,
-    packed_of,
-)
+from mlxd_worker.models.weights.by_pieces import numbers_of, numbers_of_blocks, packed_of
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.expert_linear import (
     ExpertLinear,
@@ -35,8 +30,14 @@ from mlxd_worker.models.weights.expert_linear import (
     PackedExpertLinear,
 )
 from mlxd_worker.models.weights.layouts import apply_operation, joined_slabs, stack_of
-from mlxd_worker.models.weights.lazy_tensors import LazyTensors, Slab
-from mlxd_worker.models.weights.linear import Linear, PackedLinear, Projection, SideBySide
+from mlxd_worker.models.weights.lazy_tensors import LazyTensors, Slab, why_not_read
+from mlxd_worker.models.weights.linear import (
+    Linear,
+    PackedLinear,
+    PackedWeight,
+    Projection,
+    SideBySide,
+)
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read, bytes in all) after every tensor; may raise to give the load up."""
@@ -76,11 +77,15 @@ class Reader:
         self._rename(specs)
 
     def take_stored(self) -> dict[str, mx.array]:
-        """Return all tensors that nobody has taken, as they are stored, lazy."""
+        """Return all tensors that nobody has taken, as stored, lazy: to make others of them."""
         return {name: self._lazy.pop(name) for name in list(self._lazy)}
 
     def evaluate(self, arrays: Mapping[str, mx.array]) -> None:
-        """Evaluate what was made from all tensors; each counts for its share of the reading."""
+        """Evaluate what was made from all tensors; each counts for its share of the reading.
+
+        Raises:
+            InvalidModel: a file cannot be read.
+        """
         total, done = sum(array.nbytes for array in arrays.values()), 0
         for name, array in arrays.items():
             try:
@@ -101,18 +106,21 @@ class Reader:
 
     def take(self, name: str) -> mx.array:
         """Return one tensor, evaluated, as `dtype`."""
-        return self._take(name, self.dtype)
+        return self._join([name], self.dtype)
 
     def take_float32(self, name: str) -> mx.array:
-        """Return one tensor, evaluated, as float32."""
-        return self._take(name, mx.float32)
+        """Return one small tensor, evaluated, as float32, whatever `dtype` is."""
+        return self._join([name], mx.float32)
 
     def take_stacked(self, names: Sequence[str]) -> mx.array:
-        """Return tensors joined along their first axis, evaluated, as `dtype`."""
+        """Return tensors joined along their first axis, as `dtype`, evaluated; parts go."""
         return self._join(names, self.dtype)
 
     def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
-        """Return linears over one input as one, packed where they are and are to stay so."""
+        """Return linears over one input as one, their outputs in this order.
+
+        A stem is a weight's name without `.weight`. Packed where they are and are to stay so.
+        """
         packings = [self._packing.get(f"{stem}.weight") for stem in stems]
         unlike = len(set(packings)) > 1 or self._own_scales(stems)
         if len(stems) > 1 and unlike and self.keeps_packed:
@@ -120,7 +128,7 @@ class Reader:
         return self._linear(stems, has_bias=has_bias)
 
     def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
-        """Return experts' linears over one input as one, packed where they are and stay so."""
+        """Return experts' linears over one input as one, as `linear`."""
         stored = [[s.stem] if f"{s.stem}.weight" in self._facts else s.parts for s in stacks]
         packing = self._packing.get(f"{stored[0][0]}.weight")  # as of all: the description says so
         if packing is not None and self.keeps_packed:
@@ -180,12 +188,11 @@ class Reader:
         self, stems: Sequence[str], packing: Packing, bias: mx.array | None
     ) -> PackedLinear:
         self._pack(stems, packing)
-        words, scales, offsets = self._packed_parts(stems, packing, scales_as=self.dtype)
-        if packing.has_offsets:
-            return PackedLinear(words, scales, offsets, packing, bias)
+        parts = self._packed_parts(stems, packing, scales_as=self.dtype)
         own = self._own_scale(stems)
         own = None if own is None else own.reshape(())
-        return PackedLinear(words, scales, None, packing, bias, global_scale=own, form=self.dtype)
+        form = None if packing.has_offsets else self.dtype
+        return PackedLinear(*parts, packing, bias, own, form)
 
     def _pack(self, stems: Sequence[str], packing: Packing) -> None:
         """Put the packed parts of weights that are stored in numbers in their place."""
@@ -206,14 +213,10 @@ class Reader:
     ) -> PackedExpertLinear:
         for stems in stored:
             self._pack(stems, packing)
-        words, scales, offsets = self._packed_parts(stored, packing, scales_as=self.dtype)
+        parts = self._packed_parts(stored, packing, scales_as=self.dtype)
         bias = self._stack(stored, "bias", self.dtype) if has_bias else None
-        if packing.has_offsets:
-            return PackedExpertLinear(words, scales, offsets, packing, bias)
-        own = self._own_scale(stored[0])
-        return PackedExpertLinear(
-            words, scales, None, packing, bias, global_scale=own, form=self.dtype
-        )
+        form = None if packing.has_offsets else self.dtype
+        return PackedExpertLinear(*parts, packing, bias, self._own_scale(stored[0]), form)
 
     def _packed_parts(
         self,
@@ -268,19 +271,11 @@ class Reader:
         self._finish_reading(array, [name for group in names for name in group])
         return array
 
-    def _take(self, name: str, dtype: mx.Dtype) -> mx.array:
-        array = self._read([(name, None)], self._facts[name].shape, dtype)
-        if array is None:
-            array = self._pop(name).astype(dtype)
-        self._finish_reading(array, [name])
-        return array
-
     def _join(self, names: Sequence[str], dtype: mx.Dtype) -> mx.array:
-        if len(names) == 1:
-            return self._take(names[0], dtype)
-        shapes = [self._facts[name].shape for name in names]
-        rows = sum(shape[0] for shape in shapes)
-        array = self._read([(name, None) for name in names], (rows, *shapes[0][1:]), dtype)
+        shape = self._facts[names[0]].shape
+        if len(names) > 1:
+            shape = (sum(self._facts[name].shape[0] for name in names), *shape[1:])
+        array = self._read([(name, None) for name in names], shape, dtype)
         if array is None:
             array = self._join_lazily([self._pop(name) for name in names], names, 0, dtype)
         self._finish_reading(array, names)
@@ -333,13 +328,11 @@ class Reader:
         own: mx.array | None,
     ) -> mx.array:
         """Return packed weights as `dtype`, evaluated; `own` is their own scale."""
-        words, scales, offsets = self._packed_parts(stored, packing, scales_as=mx.float32)
+        parts = self._packed_parts(stored, packing, scales_as=mx.float32)
         # A small float times its scale is exact, but for scales that float16 has not.
         exact = not packing.has_offsets and own is None and self.dtype != mx.float16
-        form = self.dtype if exact else mx.float32
-        return numbers_of(
-            words, scales, offsets, packing, exact_in=form, dtype=self.dtype, global_scale=own
-        )
+        packed = PackedWeight(*parts, packing, global_scale=own)
+        return numbers_of(packed, exact_in=self.dtype if exact else mx.float32, dtype=self.dtype)
 
     def _own_scale(self, stems: Sequence[str]) -> mx.array | None:
         """Return the scales of whole weights, float32 [weights]; None where they have none."""

@@ -33,10 +33,9 @@ from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.recurrent import RecurrentCache
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.models.base import Batch, Model, plan_pass
-from mlxd_worker.models.building import Weights
-from mlxd_worker.models.capabilities import Capabilities
+from mlxd_worker.models.base import Batch, Capabilities, Model, plan_pass
 from mlxd_worker.models.weights.lazy_tensors import LazyTensors
+from mlxd_worker.models.weights.reader import Reader
 from mlxd_worker.models.zoo.caches import (
     KeysLeaf,
     Leaves,
@@ -216,7 +215,7 @@ def _restore(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
     return restore_model(config.name, config.values, stored, config.packings)
 
 
-def build(config: ZooConfig, weights: Weights) -> Model:
+def build(config: ZooConfig, weights: Reader) -> Model:
     """Take all weights; nothing else keeps them. Raises as `restore_model`."""
     peer = _restore(config, weights.take_stored())
     dtype = weights.dtype

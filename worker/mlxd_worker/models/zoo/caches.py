@@ -25,8 +25,7 @@ from mlxd_worker.cache.layers.attention import by_slot
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
-from mlxd_worker.cache.layers.rings import wrapping_positions
-from mlxd_worker.cache.layers.rotating import RotatingCache
+from mlxd_worker.cache.layers.rotating import RotatingCache, wrapping_positions
 from mlxd_worker.models.base import Batch
 
 Mask = mx.array | str | None

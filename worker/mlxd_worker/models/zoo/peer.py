@@ -22,6 +22,7 @@ from mlxd_models.families.common.fields import CONFIG_FILE, invalid
 from mlxd_models.families.common.packing import Packing, PackingMode, Packings
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.kernels.device import runs_cpu
+from mlxd_worker.models.weights.linear import layout_of
 from mlxd_worker.models.zoo.caches import Leaves, PeerCaches
 
 if TYPE_CHECKING:  # importing mlx.nn takes a worker 60 ms, which most never need
@@ -162,11 +163,7 @@ def _pack(peer: Module, packings: Packings, stored: Mapping[str, mx.array]) -> N
         packing = packings.own.get(path, packings.common)
         if packing is None or not packing.stays:
             return False
-        return {
-            "group_size": packing.group_size,
-            "bits": packing.bits,
-            "mode": packing.mode.value,
-        }
+        return layout_of(packing)
 
     from mlx.nn.layers.quantized import quantize  # noqa: PLC0415 - see above
 
