@@ -11,6 +11,7 @@ import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
@@ -20,6 +21,8 @@ from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
 from mlxd_controller.metrics.http import serving_metrics
 from mlxd_controller.prefixes.keeper import Keeper
+from mlxd_controller.pulling.downloads import Downloads, downloads_into
+from mlxd_controller.pulling.process import fetch
 from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
@@ -115,7 +118,10 @@ async def _running(
         models, settings.stores, launches=not settings.workers, load_defaults=load_defaults
     )
     await check_load_defaults(load_defaults, store)
-    async with crew_of(settings, clock, store) as crew:
+    async with (
+        downloads_into(settings.stores.hub_cache, partial(fetch, environment=os.environ)) as pulls,
+        crew_of(settings, clock, store) as crew,
+    ):
         held = await take_held(crew, store)
         state = State(
             devices=crew.ports.probe.read([recovered.process.pid for recovered in crew.survivors]),
@@ -140,6 +146,7 @@ async def _running(
                     store,
                     clock,
                     keeper=crew.keeper,
+                    downloads=pulls,
                     tasks=tasks,
                     running=running,
                     security=security,
@@ -164,6 +171,7 @@ async def _listening(
     clock: SystemClock,
     *,
     keeper: Keeper | None,
+    downloads: Downloads | None,
     tasks: asyncio.TaskGroup,
     running: asyncio.Task[None],
     security: ListenerSecurity,
@@ -180,8 +188,8 @@ async def _listening(
         catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
     )
     figures = StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
-    servicers = (streams, ModelService(catalog, runtime, clock, keeper=keeper), figures)
-    for service, servicer in zip(_SERVICES, servicers, strict=True):
+    known = ModelService(catalog, runtime, clock, keeper=keeper, downloads=downloads)
+    for service, servicer in zip(_SERVICES, (streams, known, figures), strict=True):
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
     following = tasks.create_task(follow_health(health, catalog, runtime))

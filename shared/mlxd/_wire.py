@@ -292,14 +292,28 @@ def load_request_to_pb(
     )
 
 
-def token_ids_to_pb(token_ids: Sequence[int]) -> Sequence[int]:
-    """Return `token_ids`, each of which the wire can carry.
+def pull_request_to_pb(model: str, include: Sequence[str]) -> model_pb2.PullModelRequest:
+    """Return the request.
 
     Raises:
-        InvalidRequest: one that it cannot.
+        InvalidRequest: half a character, which no field can carry.
     """
-    _refuse(*_ids("token_ids", token_ids))
-    return token_ids
+    _refuse(*_texts("model", model), *_texts("include", *include))
+    return model_pb2.PullModelRequest(model=model, include=include)
+
+
+def detokenize_request_to_pb(
+    token_ids: Sequence[int], *, model: str, skip_special_tokens: bool | None
+) -> inference_pb2.DetokenizeRequest:
+    """Return the request.
+
+    Raises:
+        InvalidRequest: an id, or half a character, that its field cannot carry.
+    """
+    _refuse(*_texts("model", model), *_ids("token_ids", token_ids))
+    return inference_pb2.DetokenizeRequest(
+        model=model, token_ids=token_ids, skip_special_tokens=skip_special_tokens
+    )
 
 
 def whole_to_pb(field: str, value: int | None) -> int | None:
