@@ -31,7 +31,7 @@ REQUESTS: tuple[type[msgspec.Struct], ...] = (
     responses.ResponseRequest, responses.RetrieveQuery, responses.InputItemsQuery,
     anthropic.MessageRequest, anthropic.CountRequest,
     ollama.ChatRequest, ollama.GenerateRequest, ollama.EmbedRequest, ollama.OldEmbedRequest,
-    ollama.ShowRequest,
+    ollama.ShowRequest, ollama.PullRequest,
     cohere.RerankRequest, cohere.NewRerankRequest,
     page.WatchQuery, page.LogsQuery, page.FitRequest, page.LoadRequest, page.UnloadRequest,
 )  # fmt: skip

@@ -10,6 +10,7 @@ import asyncio
 import os
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
+from functools import partial
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
@@ -19,6 +20,8 @@ from mlxd_controller.metrics.exposition import render
 from mlxd_controller.metrics.http import PATH as METRICS_PATH
 from mlxd_controller.metrics.http import serving_metrics
 from mlxd_controller.prefixes.keeper import Keeper
+from mlxd_controller.pulling.downloads import Downloads, downloads_into
+from mlxd_controller.pulling.process import fetch
 from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
@@ -96,7 +99,10 @@ async def _running(
     defaults, launches = settings.load_defaults, not settings.workers
     store = library_of(named, settings.stores, launches=launches, load_defaults=defaults)
     await check_load_defaults(defaults, store)
-    async with crew_of(settings, clock, store) as crew:
+    async with (
+        downloads_into(settings.stores.hub_cache, partial(fetch, environment=os.environ)) as pulls,
+        crew_of(settings, clock, store) as crew,
+    ):
         held = await take_held(crew, store)
         state = State(
             devices=crew.ports.probe.read([recovered.process.pid for recovered in crew.survivors]),
@@ -121,6 +127,7 @@ async def _running(
                     store,
                     clock,
                     keeper=crew.keeper,
+                    downloads=pulls,
                     tasks=tasks,
                     running=running,
                     security=security,
@@ -145,6 +152,7 @@ async def _listening(
     clock: SystemClock,
     *,
     keeper: Keeper | None,
+    downloads: Downloads | None,
     tasks: asyncio.TaskGroup,
     running: asyncio.Task[None],
     security: ListenerSecurity,
@@ -160,7 +168,7 @@ async def _listening(
     streams = inference.InferenceService(
         catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
     )
-    known = models.ModelService(catalog, runtime, clock, keeper=keeper)
+    known = models.ModelService(catalog, runtime, clock, keeper=keeper, downloads=downloads)
     figures = status.StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
     servicers = (streams, known, figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):

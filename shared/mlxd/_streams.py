@@ -19,6 +19,7 @@ from mlxd.v1 import inference_pb2, model_pb2
 from mlxd_shared.domain.chats import AnswerPart
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import ModelState
+from mlxd_shared.domain.pulls import PullProgress
 from mlxd_shared.wire.convert import FINISH_FROM_PB
 from mlxd_shared.wire.records import read
 from mlxd_shared.wire.status import from_call
@@ -239,6 +240,23 @@ class LoadReader:
         """Refuse a load that ended otherwise."""
         if self._state is not ModelState.READY:
             raise BrokenStream(f"the load ended in state {self._state.value}")
+
+
+class PullReader:
+    """Steps of one download, the last of them with its result."""
+
+    def __init__(self) -> None:
+        self._last: PullProgress | None = None
+
+    def read(self, message: model_pb2.PullModelResponse, /) -> Sequence[PullProgress]:
+        """Return the step."""
+        self._last = read(PullProgress, message)
+        return (self._last,)
+
+    def end(self) -> None:
+        """Refuse a download that has no result."""
+        if self._last is None or self._last.pulled is None:
+            raise BrokenStream("it ended before the model was there")
 
 
 class EachReader(Generic[_Pb, _Out]):

@@ -19,16 +19,24 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import islice
-from typing import Any, Self, Unpack
+from typing import Any, Unpack
 
-import grpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd import _wire
 from mlxd import messages as m
+from mlxd._connection import Connection
 from mlxd._prefixes import Prefixes, answer_of
 from mlxd._resuming import GenerateCall, ResumingCall
-from mlxd._streams import BrokenStream, Call, EachReader, GenerationReader, LoadReader, Stream
+from mlxd._streams import (
+    BrokenStream,
+    Call,
+    EachReader,
+    GenerationReader,
+    LoadReader,
+    PullReader,
+    Stream,
+)
 from mlxd._wire import spell
 from mlxd.answers import Completion, Delta, Finished
 from mlxd.v1 import inference_pb2, model_pb2, score_pb2, status_pb2
@@ -37,13 +45,12 @@ from mlxd.v1.model_pb2_grpc import ModelServiceStub
 from mlxd.v1.status_pb2_grpc import StatusServiceStub
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat
+from mlxd_shared.domain.pulls import PullProgress
 from mlxd_shared.domain.requests import LoadSpec, Score, ScoredText
-from mlxd_shared.security.net import parse_address
-from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity, channel
 from mlxd_shared.wire.records import read
 
 
-class Client:
+class Client(Connection):
     """A connection to a controller (or, for generate and status, to a worker).
 
     `address` is `HOST:PORT` or `unix:PATH`; `timeout_s` limits each call with a single answer.
@@ -54,37 +61,6 @@ class Client:
     Raises:
         InvalidRequest: `address` is neither form.
     """
-
-    def __init__(
-        self,
-        address: str = config.DEFAULT_ADDRESS,
-        *,
-        security: ChannelSecurity = PLAIN,
-        timeout_s: float = config.CLIENT_TIMEOUT_S,
-    ) -> None:
-        self._target = parse_address(address).target
-        self._security = security
-        self._timeout_s = timeout_s
-        self._channel: grpc.aio.Channel | None = None
-
-    async def __aenter__(self) -> Self:
-        assert self._channel is None, "the client is open already"
-        self._channel = channel(self._target, self._security)  # dials with the first call
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.aclose()
-
-    async def aclose(self) -> None:
-        """End every call in progress and the connection. Idempotent."""
-        if self._channel is not None:
-            closing, self._channel = self._channel, None
-            await closing.close()
-
-    @property
-    def _opened(self) -> grpc.aio.Channel:
-        assert self._channel is not None, "use the client inside `async with`"
-        return self._channel
 
     def generate(
         self,
@@ -303,6 +279,15 @@ class Client:
         timeout_s = None if math.isinf(wait_s) else wait_s
         pb = await answer_of(ModelServiceStub(self._opened).UnloadModel(request, timeout=timeout_s))
         return read(m.Unloaded, pb)
+
+    def pull(self, model: str, *, include: Sequence[str] = ()) -> Stream[PullProgress]:
+        """Have the server download `model`, ORG/NAME[@REVISION], and return the progress.
+
+        `include` are patterns of further files. The last step has the result, otherwise the stream
+        raises. The download ends with the last stream that follows it; a later one resumes it.
+        """
+        request = spell(model_pb2.PullModelRequest, model=model, include=include)
+        return Stream(ModelServiceStub(self._opened).PullModel(request), PullReader())
 
     async def forget(self, name: str) -> tuple[str, ...]:
         """Remove a name that a load gave to a folder; return the folder's remaining names."""

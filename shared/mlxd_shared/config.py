@@ -234,6 +234,15 @@ MANIFEST_BYTES_MAX = 16 * MIB
 MANIFEST_LAYERS_MAX = 65_536
 CHAT_TEMPLATE_CHARS_MAX = MIB
 
+# --- pulling ----------------------------------------------------------------------------------
+PULLS_MAX = 8  # downloads of a controller at once, those that wait for another one included
+PULL_CALLS_MAX = 256  # that follow them
+PULL_STEPS_KEPT_MAX = 1024  # for a call that does not read them; the oldest go first
+PULL_PATTERNS_MAX = 64  # of further files
+PULL_PATTERN_CHARS_MAX = 256
+PULL_REPORT_BYTES = 4 * MIB  # of a file, between two reports on it
+PULL_NICE = 10  # a download's process: whoever computes goes first
+
 # --- the controller ---------------------------------------------------------------------------
 DEFAULT_ADDRESS = "127.0.0.1:8555"
 OPEN_FILES_MAX = 65_536  # what a controller requests from the system, if it allows as many

@@ -57,6 +57,7 @@ class Answers:
     dropped: model_pb2.DropPrefixesResponse = field(default_factory=model_pb2.DropPrefixesResponse)
     verified: Script[model_pb2.VerifyPrefixesResponse] = ()
     logs: Script[model_pb2.ReadLogsResponse] = ()
+    pull: Script[model_pb2.PullModelResponse] = ()
     models: Sequence[types_pb2.Model] = ()
     page_size: int = 2
     statuses: Script[status_pb2.Status] = ()
@@ -179,6 +180,12 @@ class FakeServer(
         if isinstance(self.answers.forget, MlxdError):
             raise self.answers.forget
         return self.answers.forget
+
+    async def PullModel(
+        self, request: model_pb2.PullModelRequest, context: Context
+    ) -> AsyncIterator[model_pb2.PullModelResponse]:
+        async for step in self._play(request, self.answers.pull):
+            yield step
 
     async def DropPrefixes(
         self, request: model_pb2.DropPrefixesRequest, context: Context

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from mlxd.v1 import inference_pb2, model_pb2, status_pb2, types_pb2
 from mlxd_shared.wire.records import duration_to_pb, timestamp_to_pb
 
@@ -96,6 +98,34 @@ def load_steps(name: str = "demo") -> list[model_pb2.LoadModelResponse]:
         model_pb2.LoadModelResponse(model=model(name, state="LOADING"), fit=fit(name)),
         model_pb2.LoadModelResponse(model=model(name, state="LOADING")),
         model_pb2.LoadModelResponse(model=model(name)),
+    ]
+
+
+def pull_steps(name: str = "o/m@v1") -> list[model_pb2.PullModelResponse]:
+    """A pull of one file that is checked, from the hub's listing to the result."""
+    kind = model_pb2.PullModelResponse
+    file: dict[str, Any] = {
+        "file": "model.safetensors",
+        "file_digest": f"sha256:{'ab' * 32}",
+        "file_bytes": 2 * MIB,
+        "total_bytes": 3 * MIB,
+    }
+    repository, _, revision = name.partition("@")
+    pulled = model_pb2.PulledModel(
+        name=name,
+        repository=repository,
+        revision=revision or "main",
+        commit="1" * 10 + "a" * 30,
+        path="/hub/snapshots/1",
+        digest="d1",
+        files=2,
+        bytes=3 * MIB,
+    )
+    return [
+        kind(phase=kind.PHASE_LISTING),
+        kind(phase=kind.PHASE_DOWNLOADING, done_bytes=2 * MIB, file_done_bytes=MIB, **file),
+        kind(phase=kind.PHASE_VERIFYING, done_bytes=3 * MIB, file_done_bytes=2 * MIB, **file),
+        kind(phase=kind.PHASE_DONE, done_bytes=3 * MIB, total_bytes=3 * MIB, pulled=pulled),
     ]
 
 

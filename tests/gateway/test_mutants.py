@@ -7,7 +7,7 @@ import random
 import pytest
 
 from tests.fakes.mlxd_server import Answers, serving
-from tests.fakes.replies import model
+from tests.fakes.replies import model, pull_steps
 from tests.support.effort import examples
 from tests.support.gateways import gateway_over
 from tests.support.http_bodies import BODIES, mutate
@@ -23,7 +23,7 @@ async def test_no_body_is_our_error(path: str) -> None:
     rng = random.Random(path)
     known = model()
     known.has_chat_template = True
-    answers = Answers(generate=answer_with_text(), models=[known])
+    answers = Answers(generate=answer_with_text(), models=[known], pull=pull_steps())
     async with serving(answers) as fake, gateway_over(fake.address) as web:
         for _ in range(ROUNDS):
             body = mutate(path, rng)

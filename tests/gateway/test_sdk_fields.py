@@ -139,6 +139,7 @@ MODELS = [
     (ollama_types.EmbedRequest, ollama.EmbedRequest),
     (ollama_types.EmbeddingsRequest, ollama.OldEmbedRequest),
     (ollama_types.ShowRequest, ollama.ShowRequest),
+    (ollama_types.PullRequest, ollama.PullRequest),
     (ollama_types.Options, ollama.Options),
     (ollama_types.Message, ollama.Message),
 ]

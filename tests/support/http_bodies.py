@@ -91,6 +91,7 @@ BODIES: dict[str, dict[str, Any]] = {
     "/api/generate": {"model": "demo", "prompt": "a", "keep_alive": -1, "format": "json"},
     "/api/embed": {"model": "demo", "input": "a"},
     "/api/show": {"model": "demo"},
+    "/api/pull": {"model": "o/m", "stream": False, "insecure": False},
     "/v1/rerank": {"model": "demo", "query": "a", "documents": ["b", {"text": "c"}], "top_n": 1},
     "/v2/rerank": {"model": "demo", "query": "a", "documents": ["b"], "max_tokens_per_doc": 9},
 }  # fmt: skip

@@ -43,6 +43,9 @@ class FakeHub:
     """Where files are really, by the method that is told so."""
     tokens: list[str] = field(default_factory=list)
     """What each request showed to be let in."""
+    hold_at: dict[str, int] = field(default_factory=dict)
+    """Files that stop coming after so many bytes, until they are released."""
+    released: threading.Event = field(default_factory=threading.Event)
     broken_for_good: bool = False
     """Whether a connection that broke refuses every further one."""
 
@@ -51,6 +54,14 @@ class FakeHub:
         return [
             ran for method, path, ran in self.requested if method == "GET" and path.endswith(name)
         ]
+
+    def begins_of(self, name: str) -> list[int]:
+        """Return from which bytes on a file was asked for."""
+        return [_begin_of(ran) for ran in self.ranges_of(name)]
+
+
+def _begin_of(ran: str) -> int:
+    return int((ran or "bytes=0-")[6:].partition("-")[0])
 
 
 @contextmanager
@@ -70,6 +81,7 @@ def serving(hub: FakeHub) -> Iterator[FakeHub]:
     try:
         yield hub
     finally:
+        hub.released.set()
         server.shutdown()
         thread.join()
         server.server_close()
@@ -167,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         if self.command in self.served.moved:
             self._send_away(content, served.commit)
             return
-        begin = int(self.headers.get("Range", "bytes=0-")[6:].partition("-")[0])
+        begin = _begin_of(self.headers.get("Range", ""))
         self.send_response(206 if begin else 200)
         etag = self.served.etags.get(name) or hashlib.sha256(content).hexdigest()
         self.send_header("ETag", f'"{etag}"')
@@ -182,7 +194,17 @@ class _Handler(BaseHTTPRequestHandler):
         if name in self.served.damaged:
             content = bytes(len(content))
         end = self.served.cut_at.pop(name, len(content))
-        self.wfile.write(content[begin:end])
+        pause = self.served.hold_at.get(name)
+        try:
+            if pause is not None and begin < pause:
+                self.wfile.write(content[begin:pause])
+                self.wfile.flush()
+                self.served.released.wait()
+                begin = pause
+            self.wfile.write(content[begin:end])
+        except ConnectionError:  # who asked has gone
+            self.close_connection = True
+            return
         if end < len(content):
             if self.served.broken_for_good:
                 self.served.repositories.clear()

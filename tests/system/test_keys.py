@@ -108,6 +108,8 @@ async def test_over_grpc(tmp_path: Path, models: tuple[str, ...]) -> None:
             await keeper.forget("demo")
         with pytest.raises(NotAllowed, match="the scope observe"):
             await writer.status()
+        with pytest.raises(NotAllowed, match="the scope manage"):
+            _ = [step async for step in writer.pull("o/m")]
         with pytest.raises(NotAllowed, match="the scope infer"):
             await writer_text(watcher)
         with pytest.raises(NotAllowed, match="the model 'other'"):

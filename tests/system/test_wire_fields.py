@@ -18,7 +18,10 @@ from google.protobuf.message import Message
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_shared.domain.errors import FieldNotServed
 from mlxd_shared.security.net import CHANNEL_OPTIONS
+from tests.support import hub_server
 from tests.support.chat_template import write_bare_demo, write_template
+from tests.support.hub_server import FakeHub, Repository
+from tests.support.made_stores import commit_of
 from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import running_worker
@@ -34,7 +37,7 @@ from tests.system.wire import (
     score_probes,
     worker_probes,
 )
-from tests.system.wire.model_probes import load, unload
+from tests.system.wire.model_probes import ON_HUB, load, unload
 from tests.system.wire.probe import LONG, Wire, refusal
 from tests.system.wire.walk import Recorder, request_fields, response_fields
 
@@ -94,10 +97,12 @@ def unserved_fields() -> set[str]:
 
 
 @asynccontextmanager
-async def controller(model: str, folder: Path, *options: str) -> AsyncIterator[Wire]:
+async def controller(
+    model: str, folder: Path, *options: str, **environment: str
+) -> AsyncIterator[Wire]:
     """A real controller that offers `folder` as `model`."""
     async with (
-        serve("--model", f"{model}={folder}", *options) as server,
+        serve("--model", f"{model}={folder}", *options, environment=environment) as server,
         grpc.aio.insecure_channel(server.address, options=list(CHANNEL_OPTIONS)) as channel,
     ):
         yield Wire(channel, Recorder(), model, folder)
@@ -134,10 +139,16 @@ async def made_scene(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     long = write_tiny_model(folder / LONG, context_max=LONG_CONTEXT)
     kept = ("--prefix-disk", "64M", "--prefix-disk-folder", str(folder / "prefixes"))
     more = ("--model", f"other={other}", "--model", f"{LONG}={long}", *kept)
-    async with controller("demo", demo, *more) as wire:
-        asking = model_pb2.LoadModelRequest(model="demo", validate_only=True, options=BARE)
-        (alone,) = await load(wire, asking)
-        yield Scene(wire, alone.fit.need_bytes)
+    (folder / "hub").mkdir()
+    files = {path.name: path.read_bytes() for path in write_tiny_model(folder / "p").iterdir()}
+    repository = Repository(commit_of("1"), files | {"README.md": b"# pulled"})
+    with hub_server.serving(FakeHub({ON_HUB: repository})) as hub:
+        where = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
+        cache = ("--hub-cache", str(folder / "hub"))
+        async with controller("demo", demo, *more, *cache, **where) as wire:
+            asking = model_pb2.LoadModelRequest(model="demo", validate_only=True, options=BARE)
+            (alone,) = await load(wire, asking)
+            yield Scene(wire, alone.fit.need_bytes)
 
 
 def test_every_request_field_is_probed_or_refused() -> None:

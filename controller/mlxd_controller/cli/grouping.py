@@ -47,7 +47,7 @@ def spread_groups(command: Callable[..., None]) -> Callable[..., None]:
     return _show(spread, command, _spread(command, groups))
 
 
-def ask_server(command: Callable[..., Work]) -> Callable[..., None]:
+def ask_server(command: Callable[..., Work | Session]) -> Callable[..., None]:
     """Return a command whose work runs to its end; its parameter `where` is the server to ask.
 
     Its other parameters may be groups too.

@@ -188,6 +188,8 @@ def exit_code_of(error: e.MlxdError) -> ExitCode:
     if is_unreachable(error):
         return ExitCode.UNREACHABLE
     match error:
+        case e.HubUnavailable():
+            return ExitCode.UNREACHABLE
         case e.InvalidRequest() | e.FieldNotServed() | e.BadCredentials():
             return ExitCode.USAGE
         case e.ModelNotFound():
@@ -201,6 +203,13 @@ def exit_code_of(error: e.MlxdError) -> ExitCode:
 def is_unreachable(error: e.MlxdError) -> bool:
     """Return whether no server answered: our own servers send UNAVAILABLE with a reason."""
     return isinstance(error, RemoteError) and error.code is grpc.StatusCode.UNAVAILABLE
+
+
+def nobody_listens(error: e.MlxdError) -> bool:
+    """Return whether no server is there, rather than one that cannot be talked to like this."""
+    refusals = ("handshake failed", "Socket closed")
+    message = error.message if isinstance(error, RemoteError) else ""
+    return is_unreachable(error) and not any(refusal in message for refusal in refusals)
 
 
 def _unreachable(address: str, message: str) -> str:

@@ -17,6 +17,7 @@ from mlxd_models.files.weights import INDEX_FILE, SINGLE_FILE
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
 
 FILES_MAX = 100_000
+FILE_NAME_CHARS_MAX = 1024
 TEXTS = ("*.json", "*.jinja", "tokenizer*", "merges.txt", "vocab.txt")
 """At the top level: configuration, tokenizer, templates."""
 TEXTS_BELOW = ("additional_chat_templates/*.jinja", "1_Pooling/config.json")
@@ -36,7 +37,7 @@ class RemoteFile:
 
 
 def check_names(files: Sequence[RemoteFile]) -> None:
-    """Refuse a repository with names that lead out of it, or with too many.
+    """Refuse a repository with names that lead out of it or are too long, or with too many.
 
     Raises:
         InvalidModel: names the first such file.
@@ -45,6 +46,9 @@ def check_names(files: Sequence[RemoteFile]) -> None:
         raise InvalidModel(f"{len(files)} files, at most {FILES_MAX} are accepted")
     for file in files:
         parts = PurePosixPath(file.name).parts
+        if len(file.name) > FILE_NAME_CHARS_MAX:
+            limit = f"a name of over {FILE_NAME_CHARS_MAX} characters"
+            raise InvalidModel(limit, file=f"{file.name:.80}…")
         odd = "\\" in file.name or not file.name.isprintable() or file.name.startswith("/")
         if odd or not parts or ".." in parts:
             raise InvalidModel("a name that leads out of the repository", file=file.name)

@@ -11,69 +11,54 @@ from __future__ import annotations
 
 import fcntl
 import hashlib
-import json
 import os
 import re
 import shutil
 import stat
 from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from mlxd_controller.pulling.choosing import RemoteFile, check_names, choose_needed
-from mlxd_controller.pulling.hub_api import Hub, PullFailed, RemotePart, of_the_system
+from mlxd_controller.pulling.hub_api import Hub, RemotePart, error_of_system
+from mlxd_controller.pulling.leftovers import drop_leftovers
+from mlxd_controller.pulling.wanted import Wanted
+from mlxd_models.files.digest import model_digest
 from mlxd_models.files.model_files import parse_json_object, read_file
-from mlxd_models.files.stored_files import HUB_REPOSITORY_PREFIX
 from mlxd_models.files.weights import INDEX_FILE
 from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
-from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.domain.errors import InvalidModel, PullFailed, PullInterrupted, StoreFull
+from mlxd_shared.domain.pulls import PulledModel, PullPhase, PullProgress
 from mlxd_shared.domain.units import format_bytes
 
 UNFINISHED = ".mlxd-unfinished"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _HASHED_BYTES = 1 << 20
+_SHA256_CHARS = 64
 
-Report = Callable[[str, int, int], None]
-"""Called with (what is being done, bytes present, bytes in total)."""
-
-
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """What to pull, and where to."""
-
-    repository: str
-    revision: str
-    cache: Path
-    include: tuple[str, ...] = ()
+Report = Callable[[PullProgress], None]
+"""Called with each step, some of them every few megabytes."""
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
-    """The result of a pull."""
-
-    repository: str
-    revision: str
-    commit: str
-    path: Path
-    files: int
-    nbytes: int
-
-
-def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
+def pull(hub: Hub, wanted: Wanted, report: Report) -> PulledModel:
     """Download a revision into the cache and return where it is; blocks until then.
 
     Raises:
-        PullFailed: the hub refuses or does not answer, or the disk is full.
+        ModelNotFound: the hub has no such model or revision.
+        HubUnavailable, HubDenied: the hub does not answer, or refuses.
+        StoreFull: the disk has no room for it.
+        PullInterrupted: what arrived is cut off or damaged, or another process pulls it too.
+        PullFailed: the disk refuses, or the hub says what it should not.
         InvalidModel: the repository is not a model that could be served; names the file.
         InvalidRequest: `include` matches files that are never taken.
     """
-    report("looking", 0, 0)
+    report(PullProgress(PullPhase.LISTING))
     commit, files = hub.listing(wanted.repository, wanted.revision)
     if not _COMMIT.fullmatch(commit):
         raise PullFailed(f"the hub says {wanted.revision!r} is {commit!r:.80}, not a commit")
     check_names(files)
     one = _Pull(hub, wanted, commit, report)
+    drop_leftovers(wanted.folder)
     try:
         chosen = choose_needed(files, index=one.index(files), include=wanted.include)
         one.check_room(chosen)
@@ -82,9 +67,25 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> Pulled:
             one.fetch(file)
         one.publish()
     except OSError as error:
-        raise PullFailed(of_the_system(error)) from error
-    nbytes = sum(file.nbytes for file in chosen)
-    return Pulled(wanted.repository, wanted.revision, commit, one.snapshot, len(chosen), nbytes)
+        raise error_of_system(error) from error
+    return PulledModel(
+        name=wanted.name,
+        repository=wanted.repository,
+        revision=wanted.revision,
+        commit=commit,
+        path=str(one.snapshot),
+        digest=_digest_of(one.snapshot),
+        files=len(chosen),
+        nbytes=sum(file.nbytes for file in chosen),
+    )
+
+
+def _digest_of(snapshot: Path) -> str:
+    """Return the model's digest; empty: not even its files are in order."""
+    try:
+        return model_digest(snapshot)
+    except InvalidModel:
+        return ""
 
 
 class _Pull:
@@ -95,8 +96,7 @@ class _Pull:
         self._wanted = wanted
         self._commit = commit
         self._report = report
-        name = HUB_REPOSITORY_PREFIX + wanted.repository.replace("/", "--")
-        self._folder = wanted.cache / name
+        self._folder = wanted.folder
         self._blobs = self._folder / "blobs"
         self.snapshot = self._folder / "snapshots" / commit
         self._total = 0
@@ -119,7 +119,7 @@ class _Pull:
         missing = sum(map(self._missing_nbytes, chosen))
         free = shutil.disk_usage(_existing_parent(self._folder)).free
         if missing > free:
-            raise PullFailed(
+            raise StoreFull(
                 f"the disk of {self._folder} has {format_bytes(free)} free, "
                 f"{format_bytes(missing)} are needed"
             )
@@ -128,18 +128,18 @@ class _Pull:
         """Ensure that a file is in the snapshot."""
         before, path = self._here, self.snapshot / file.name
         if not _is_whole(path, file.nbytes):
-            self._hub.reporting = lambda nbytes: self._count_bytes(file.name, nbytes)
+            self._hub.reporting = lambda nbytes: self._count_bytes(file, before, nbytes)
             wanted = self._wanted
             part = self._hub.part(wanted.repository, file.name, self._commit)
             blob = self._blobs / part.etag
             if part.plain:
-                self._fetch_plain(file, part, blob)
+                self._fetch_plain(file, part, blob, before)
                 _link(path, blob)
             else:
                 _drop_damaged(path, blob)
                 self._hub.place(wanted.repository, file.name, self._commit, wanted.cache)
         self._here = before + file.nbytes
-        self._report(file.name, self._here, self._total)
+        self._tell(PullPhase.DOWNLOADING, file, before)
 
     def publish(self) -> None:
         """Make the revision's name lead to the snapshot."""
@@ -152,9 +152,23 @@ class _Pull:
         fresh.write_text(self._commit, encoding="ascii")
         fresh.replace(ref)
 
-    def _count_bytes(self, name: str, nbytes: int) -> None:
+    def _count_bytes(self, file: RemoteFile, before: int, nbytes: int) -> None:
         self._here += nbytes
-        self._report(name, self._here, self._total)
+        self._tell(PullPhase.DOWNLOADING, file, before)
+
+    def _tell(self, phase: PullPhase, file: RemoteFile, before: int) -> None:
+        """Report a step; `before` are the bytes of all files before this one."""
+        kind = "sha256" if len(file.content) == _SHA256_CHARS else "git"
+        step = PullProgress(
+            phase,
+            file=file.name,
+            file_digest=f"{kind}:{file.content}" if file.content else "",
+            file_done_nbytes=self._here - before,
+            file_nbytes=file.nbytes,
+            done_nbytes=self._here if self._total else 0,
+            total_nbytes=self._total,
+        )
+        self._report(step)
 
     def _missing_nbytes(self, file: RemoteFile) -> int:
         """Return how much of a file is missing, by what is known before it is requested."""
@@ -165,7 +179,7 @@ class _Pull:
         begun = unfinished.stat().st_size if unfinished.exists() else 0
         return max(0, file.nbytes - begun)
 
-    def _fetch_plain(self, file: RemoteFile, part: RemotePart, blob: Path) -> None:
+    def _fetch_plain(self, file: RemoteFile, part: RemotePart, blob: Path, before: int) -> None:
         """Ensure that a file's bytes are among the blobs."""
         if _is_whole(blob, part.nbytes or file.nbytes):
             return
@@ -176,13 +190,14 @@ class _Pull:
             begun = stream.seek(0, os.SEEK_END)
             if part.nbytes is not None and begun > part.nbytes:
                 begun = stream.truncate(0)
-            self._count_bytes(file.name, begun)
+            self._count_bytes(file, before, begun)
             self._hub.download(part, stream, begun)
             stream.flush()
             os.fsync(stream.fileno())
+            self._tell(PullPhase.VERIFYING, file, before)
             if _hash_of(stream, part.etag) != part.etag:
                 unfinished.unlink()
-                raise PullFailed(f"{file.name} arrived damaged and was dropped; pull again")
+                raise PullInterrupted(f"{file.name} arrived damaged and was dropped; pull again")
             unfinished.replace(blob)
 
 
@@ -222,14 +237,14 @@ def _lock(stream: BinaryIO, path: Path, name: str) -> None:
     """Lock a file that is being downloaded.
 
     Raises:
-        PullFailed: another pull has it, or has just completed it.
+        PullInterrupted: another pull has it, or has just completed it.
     """
     try:
         fcntl.flock(stream.fileno(), fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise PullFailed(f"another pull fetches {name}; wait for it") from error
+        raise PullInterrupted(f"another pull fetches {name}; wait for it") from error
     if not path.exists() or not os.path.samestat(os.fstat(stream.fileno()), path.stat()):
-        raise PullFailed(f"another pull has just fetched {name}; pull again")
+        raise PullInterrupted(f"another pull has just fetched {name}; pull again")
 
 
 def _hash_of(stream: BinaryIO, etag: str) -> str:
@@ -246,8 +261,3 @@ def _hash_of(stream: BinaryIO, etag: str) -> str:
 
 def _existing_parent(path: Path) -> Path:
     return next(parent for parent in (path, *path.parents) if parent.exists())
-
-
-def to_json_line(pulled: Pulled) -> str:
-    """Return a pull as one line of JSON."""
-    return json.dumps({**asdict(pulled), "path": str(pulled.path)})

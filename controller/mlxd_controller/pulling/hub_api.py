@@ -1,12 +1,11 @@
 """All use of huggingface_hub, which only the extra `hub` installs.
 
 It is imported on use, so that the base install works without it. Its errors end here: each becomes
-a PullFailed with a message of our own that says what helps.
+one of mlxd's, with a message of our own that says what helps.
 """
 
 from __future__ import annotations
 
-import enum
 import errno
 import importlib.util
 import re
@@ -17,31 +16,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
 from mlxd_controller.pulling.choosing import RemoteFile
+from mlxd_shared.domain.errors import (
+    ExtraMissing,
+    HubDenied,
+    HubUnavailable,
+    MlxdError,
+    ModelNotFound,
+    PullFailed,
+    PullInterrupted,
+    StoreFull,
+)
 
 if TYPE_CHECKING:
     from huggingface_hub.errors import HfHubHTTPError
 
 ANSWER_TIMEOUT_S = 30.0
-_NOT_INSTALLED = "mlxd pull needs huggingface_hub: pip install 'mlxd[hub]'"
 _SIGN_IN = "sign in with `hf auth login`, or set HF_TOKEN"
 _HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 _TRANSPORTS = frozenset({"httpcore", "httpcore2", "httpx", "httpx2"})
-
-
-class Reason(enum.Enum):
-    """The kind of failure."""
-
-    NOT_FOUND = enum.auto()
-    NO_ANSWER = enum.auto()
-    OTHER = enum.auto()
-
-
-class PullFailed(Exception):
-    """A pull that failed; what has arrived stays for the next one."""
-
-    def __init__(self, message: str, reason: Reason = Reason.OTHER) -> None:
-        super().__init__(message)
-        self.reason = reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +57,10 @@ class Hub:
         """Override the library's environment; nothing is requested yet.
 
         Raises:
-            PullFailed: the library is not installed.
+            ExtraMissing: the library is not installed.
         """
         if importlib.util.find_spec("huggingface_hub") is None:
-            raise PullFailed(_NOT_INSTALLED)
+            raise ExtraMissing("pulling", "hub")
         self._endpoint = None if endpoint is None else endpoint.rstrip("/")
         self._token = token
         self.reporting: Callable[[int], None] = lambda _: None
@@ -175,50 +167,51 @@ def _in_our_words(repository: str, revision: str) -> Iterator[None]:
 
     try:
         yield
-    except PullFailed:
+    except MlxdError:
         raise
     except Exception as error:
-        for kind, words, reason in _known_errors(repository, revision):
+        for kind, ours in _known_errors(repository, revision):
             if isinstance(error, kind):
-                raise PullFailed(words, reason) from error
+                raise ours from error
         if isinstance(error, HfHubHTTPError):
             raise _refusal(error, repository) from error
         if isinstance(error, OSError):
-            raise PullFailed(of_the_system(error)) from error
+            raise error_of_system(error) from error
         if type(error).__module__.partition(".")[0] not in _TRANSPORTS:
             raise
-        raise PullFailed(f"no answer from the hub: {error}", Reason.NO_ANSWER) from error
+        raise HubUnavailable(f"no answer from the hub: {error}") from error
 
 
-def _known_errors(repository: str, revision: str) -> list[tuple[type[Exception], str, Reason]]:
-    """Return the library's errors and our messages; subclasses come first."""
+def _known_errors(repository: str, revision: str) -> list[tuple[type[Exception], MlxdError]]:
+    """Return the library's errors and ours; subclasses come first."""
     from huggingface_hub import errors as e  # noqa: PLC0415
 
     gated = f"{repository} is gated: accept its terms on the hub, then {_SIGN_IN}"
-    unknown = f"the hub has no model {repository}, or not for you: if it is private, {_SIGN_IN}"
+    unknown = f"the hub has none, or not for you: if it is private, {_SIGN_IN}"
+    revised = ModelNotFound(f"{repository}@{revision}", "the hub has no such revision of it")
     return [
-        (e.GatedRepoError, gated, Reason.OTHER),
-        (e.RevisionNotFoundError, f"{repository} has no revision {revision!r}", Reason.NOT_FOUND),
-        (e.RepositoryNotFoundError, unknown, Reason.NOT_FOUND),
-        (e.EntryNotFoundError, f"the hub no longer has a file of {repository}", Reason.NOT_FOUND),
-        (e.HFValidationError, f"{repository!r} is not ORG/NAME", Reason.NOT_FOUND),
-        (e.OfflineModeIsEnabled, "HF_HUB_OFFLINE forbids access to the hub", Reason.NO_ANSWER),
+        (e.GatedRepoError, HubDenied(gated)),
+        (e.RevisionNotFoundError, revised),
+        (e.RepositoryNotFoundError, ModelNotFound(repository, unknown)),
+        (e.EntryNotFoundError, ModelNotFound(repository, "the hub no longer has one of its files")),
+        (e.HFValidationError, ModelNotFound(repository, "it is not ORG/NAME")),
+        (e.OfflineModeIsEnabled, HubUnavailable("HF_HUB_OFFLINE forbids access to the hub")),
     ]
 
 
 def _refusal(error: HfHubHTTPError, subject: str) -> PullFailed:
     status = error.response.status_code
     if status in (401, 403):
-        return PullFailed(f"the hub denies you access to {subject} ({status}): {_SIGN_IN}")
+        return HubDenied(f"the hub denies you access to {subject} ({status}): {_SIGN_IN}")
     if status == 404:
-        return PullFailed(f"the hub has no {subject}", Reason.NOT_FOUND)
-    return PullFailed(f"the hub answers {status} about {subject}", Reason.NO_ANSWER)
+        return PullFailed(f"the hub has no {subject}")
+    return HubUnavailable(f"the hub answers {status} about {subject}")
 
 
-def of_the_system(error: OSError) -> str:
-    """Describe an error of the disk or the system for people."""
+def error_of_system(error: OSError) -> PullFailed:
+    """Return the error that one of the disk or the system is."""
     if error.errno is None:  # raised by the library for an unexpected length
-        return "a file arrived incomplete; pull again"
+        return PullInterrupted("a file arrived incomplete; pull again")
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return "the disk is full; what has arrived stays for the next pull"
-    return f"{error.filename or 'the download'}: {error.strerror or error}"
+        return StoreFull("the disk is full; what has arrived stays for the next pull")
+    return PullFailed(f"{error.filename or 'the download'}: {error.strerror or error}")

@@ -1,4 +1,4 @@
-"""ModelService: lists, loads, unloads, forgets and watches models.
+"""ModelService: lists, loads, unloads, forgets, watches and pulls models.
 
 A load belongs to the scheduler and goes on when its client disconnects. Pages are cut by name, so
 that changes of the list between pages neither skip nor repeat other models.
@@ -20,6 +20,8 @@ from mlxd_controller.core.phases import Ready
 from mlxd_controller.core.report import report
 from mlxd_controller.core.state import Model
 from mlxd_controller.prefixes.keeper import Keeper
+from mlxd_controller.pulling.downloads import Downloads
+from mlxd_controller.pulling.wanted import wanted_of
 from mlxd_controller.runtime.changes import Subscription
 from mlxd_controller.runtime.kept_lines import Piece
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
@@ -41,6 +43,7 @@ from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import checked_duration_s, load_from_pb
 from mlxd_shared.wire.interceptors import Context
+from mlxd_shared.wire.records import write
 
 DESCRIPTOR = model_pb2.DESCRIPTOR.services_by_name["ModelService"]
 UNLOAD_GRACE_MAX_S = 3600.0
@@ -50,12 +53,19 @@ class ModelService:
     """Implements the service over the catalog and the runtime."""
 
     def __init__(
-        self, catalog: Catalog, runtime: Runtime, clock: Clock, *, keeper: Keeper | None = None
+        self,
+        catalog: Catalog,
+        runtime: Runtime,
+        clock: Clock,
+        *,
+        keeper: Keeper | None = None,
+        downloads: Downloads | None = None,
     ) -> None:
         self._catalog = catalog
         self._runtime = runtime
         self._clock = clock
         self._keeper = keeper
+        self._downloads = downloads
         self._log_readers = 0
 
     async def ListModels(
@@ -183,6 +193,18 @@ class ModelService:
                 )
         finally:
             self._log_readers -= 1
+
+    async def PullModel(
+        self, request: model_pb2.PullModelRequest, context: Context
+    ) -> AsyncGenerator[model_pb2.PullModelResponse, None]:
+        """Download a model into the hub's cache and report its progress; who else asks joins in."""
+        if self._downloads is None:
+            raise InvalidRequest.of("model", "no cache to pull into: serve with --hub-cache")
+        wanted = wanted_of(request.model, request.include, self._downloads.cache)
+        _check_key(request.model, wanted.repository)
+        async with aclosing(self._downloads.follow(wanted)) as steps:
+            async for step in steps:
+                yield write(step, model_pb2.PullModelResponse)
 
     async def DropPrefixes(
         self, request: model_pb2.DropPrefixesRequest, context: Context

@@ -15,6 +15,10 @@ from mlxd_gateway.agents.rules import OF_ANY_API, Rule, apply_rules
 
 _PLACE = re.compile(r"chat\.(?P<list>messages|tools_json)\[(?P<index>\d+)\](?P<rest>.*)")
 
+LATEST = "latest"
+"""The tag that clients of Ollama's API mean where they say none."""
+_HUBS = ("hf.co/", "huggingface.co/")
+
 
 @dataclass(frozen=True, slots=True)
 class Ask:
@@ -89,11 +93,19 @@ class Ask:
 def name_candidates(name: str) -> tuple[str, ...]:
     """Return the names under which a model may be known that a client calls `name`.
 
-    Clients of Ollama's API add `:latest` where nothing is said, and leave it out where it is.
+    Clients of Ollama's API add `:latest` where nothing is said, and leave it out where it is; they
+    call a model of Hugging Face's hub `hf.co/ORG/NAME`.
     """
+    bare = without_hub(name)
+    more = () if bare == name else name_candidates(bare)
     stem, colon, tag = name.rpartition(":")
-    if colon and tag == "latest":
-        return (name, stem)
+    if colon and tag == LATEST:
+        return (name, stem, *more)
     if not colon or "/" in tag:
-        return (name, f"{name}:latest")
-    return (name,)
+        return (name, f"{name}:{LATEST}", *more)
+    return (name, *more)
+
+
+def without_hub(name: str) -> str:
+    """Return a name without the hub that Ollama's clients put in front of it."""
+    return next((name.removeprefix(hub) for hub in _HUBS if name.startswith(hub)), name)

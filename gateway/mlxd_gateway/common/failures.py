@@ -29,9 +29,11 @@ class FailureKind(enum.Enum):
     TOO_LARGE = 413
     BUSY = 429
     BUG = 500
+    NOT_SERVED = 501
     BROKEN = 502
     UNAVAILABLE = 503
     LATE = 504
+    FULL = 507
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +104,10 @@ _KINDS = {
     mlxd.NotAllowed: FailureKind.FORBIDDEN,
     mlxd.DeadlinePassed: FailureKind.LATE,
     mlxd.BrokenStream: FailureKind.BROKEN,
+    mlxd.PullFailed: FailureKind.BROKEN,
+    mlxd.HubDenied: FailureKind.FORBIDDEN,
+    mlxd.StoreFull: FailureKind.FULL,
+    mlxd.ExtraMissing: FailureKind.NOT_SERVED,
     mlxd.InternalError: FailureKind.BUG,
 }
 """Those that a client can do something about; all others pass with time."""

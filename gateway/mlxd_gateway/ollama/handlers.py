@@ -18,12 +18,15 @@ from mlxd_gateway.common.responses import LINES, gather, json_response, stream, 
 from mlxd_gateway.ollama import answers as a
 from mlxd_gateway.ollama import requests as r
 from mlxd_gateway.ollama.asks import ask_chat, ask_generate, keep_alive_s
+from mlxd_gateway.ollama.pulls import Pull, PullResponse, name_on_hub
+from mlxd_shared import config
 
 _read_chat = reader_of(r.ChatRequest)
 _read_generate = reader_of(r.GenerateRequest)
 _read_embed = reader_of(r.EmbedRequest)
 _read_old_embed = reader_of(r.OldEmbedRequest)
 _read_show = reader_of(r.ShowRequest)
+_read_pull = reader_of(r.PullRequest)
 
 
 async def chat(request: Request) -> Response:
@@ -122,6 +125,30 @@ async def _find(client: Client, name: str) -> Model:
     return await under_any_name(name, client.model)
 
 
+async def pull(request: Request) -> Response:
+    """POST /api/pull: the server downloads a model into its own cache."""
+    body = await _read_pull(request)
+    name = name_on_hub(body.model or body.name)
+    if not name:
+        raise BadField("model", "is needed")
+    pulling = Pull(clients_of(request), request.app.state.leaving)
+    try:
+        await while_there(request, pulling.begin(name, config.HTTP_FIRST_S))
+        if body.stream is not False:
+            return PullResponse(pulling)
+        await while_there(request, _wait_for(pulling))
+    except BaseException:
+        await pulling.aclose()
+        raise
+    await pulling.aclose()
+    return json_response({"status": "success"})
+
+
+async def _wait_for(pulling: Pull) -> None:
+    async for _ in pulling.steps():
+        pass
+
+
 async def show_version(_: Request) -> Response:
     """GET /api/version: mlxd's own."""
     return json_response({"version": __version__})
@@ -133,6 +160,7 @@ ROUTES = (
     Route("/api/embed", embed, methods=["POST"]),
     Route("/api/embeddings", embed_one, methods=["POST"]),
     Route("/api/show", show, methods=["POST"]),
+    Route("/api/pull", pull, methods=["POST"]),
     Route("/api/tags", list_tags),
     Route("/api/ps", list_loaded),
     Route("/api/version", show_version),

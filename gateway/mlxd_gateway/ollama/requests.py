@@ -173,3 +173,20 @@ class ShowRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     model: str = ""
     name: Annotated[str, honour("the older name of model")] = ""
     verbose: Annotated[Raw, pass_over("nothing is left out")] = ABSENT
+
+
+class PullRequest(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    """POST /api/pull."""
+
+    model: Annotated[str, honour("ORG/NAME[@REVISION] on Hugging Face's hub")] = ""
+    name: Annotated[str, honour("the older name of model")] = ""
+    stream: bool | None = None
+    insecure: Annotated[
+        bool | None, turn_down("whom a hub's certificate is from is checked", neutral=(False,))
+    ] = None
+    username: Annotated[str | None, turn_down("the server's own token is sent", neutral=("",))] = (
+        None
+    )
+    password: Annotated[str | None, turn_down("the server's own token is sent", neutral=("",))] = (
+        None
+    )

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from mlxd.v1 import types_pb2 as mlxd_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13mlxd/v1/model.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13mlxd/v1/types.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"1\n\x10GetModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\"\xb7\x01\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x07options\x18\x02 \x01(\x0b\x32\x14.mlxd.v1.LoadOptions\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x1c\n\x14\x63\x61ncel_on_disconnect\x18\x04 \x01(\x08\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x19\n\x0crequire_full\x18\x06 \x01(\x08H\x00\x88\x01\x01\x42\x0f\n\r_require_full\"S\n\x11LoadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x1f\n\x03\x66it\x18\x02 \x01(\x0b\x32\x12.mlxd.v1.FitReport\"\\\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"M\n\x13UnloadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fstreams_aborted\x18\x02 \x01(\r\"\"\n\x12\x46orgetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\x13\x46orgetModelResponse\x12\r\n\x05names\x18\x01 \x03(\t\"1\n\x13\x44ropPrefixesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"5\n\x14\x44ropPrefixesResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x17\n\x15VerifyPrefixesRequest\"e\n\x16VerifyPrefixesResponse\x12\x0c\n\x04\x66orm\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05sound\x18\x03 \x01(\x04\x12\x0f\n\x07removed\x18\x04 \x01(\x04\x12\x0e\n\x06unread\x18\x05 \x01(\x04\"#\n\x12WatchModelsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13WatchModelsResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\"L\n\x0fReadLogsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\x04tail\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x42\x07\n\x05_tail\"`\n\x10ReadLogsResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x14\n\x0cmissed_lines\x18\x02 \x01(\x04\x12\x1a\n\x12worker_incarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x32\xa1\x05\n\x0cModelService\x12\x45\n\nListModels\x12\x1a.mlxd.v1.ListModelsRequest\x1a\x1b.mlxd.v1.ListModelsResponse\x12?\n\x08GetModel\x12\x18.mlxd.v1.GetModelRequest\x1a\x19.mlxd.v1.GetModelResponse\x12\x44\n\tLoadModel\x12\x19.mlxd.v1.LoadModelRequest\x1a\x1a.mlxd.v1.LoadModelResponse0\x01\x12H\n\x0bUnloadModel\x12\x1b.mlxd.v1.UnloadModelRequest\x1a\x1c.mlxd.v1.UnloadModelResponse\x12H\n\x0b\x46orgetModel\x12\x1b.mlxd.v1.ForgetModelRequest\x1a\x1c.mlxd.v1.ForgetModelResponse\x12J\n\x0bWatchModels\x12\x1b.mlxd.v1.WatchModelsRequest\x1a\x1c.mlxd.v1.WatchModelsResponse0\x01\x12\x41\n\x08ReadLogs\x12\x18.mlxd.v1.ReadLogsRequest\x1a\x19.mlxd.v1.ReadLogsResponse0\x01\x12K\n\x0c\x44ropPrefixes\x12\x1c.mlxd.v1.DropPrefixesRequest\x1a\x1d.mlxd.v1.DropPrefixesResponse\x12S\n\x0eVerifyPrefixes\x12\x1e.mlxd.v1.VerifyPrefixesRequest\x1a\x1f.mlxd.v1.VerifyPrefixesResponse0\x01\x42Q\n\x0b\x64\x65v.mlxd.v1B\nModelProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x13mlxd/v1/model.proto\x12\x07mlxd.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x13mlxd/v1/types.proto\":\n\x11ListModelsRequest\x12\x11\n\tpage_size\x18\x01 \x01(\x05\x12\x12\n\npage_token\x18\x02 \x01(\t\"M\n\x12ListModelsResponse\x12\x1e\n\x06models\x18\x01 \x03(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fnext_page_token\x18\x02 \x01(\t\" \n\x0fGetModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\"1\n\x10GetModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\"\xb7\x01\n\x10LoadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12%\n\x07options\x18\x02 \x01(\x0b\x32\x14.mlxd.v1.LoadOptions\x12\x15\n\rvalidate_only\x18\x03 \x01(\x08\x12\x1c\n\x14\x63\x61ncel_on_disconnect\x18\x04 \x01(\x08\x12\x0c\n\x04name\x18\x05 \x01(\t\x12\x19\n\x0crequire_full\x18\x06 \x01(\x08H\x00\x88\x01\x01\x42\x0f\n\r_require_full\"S\n\x11LoadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x1f\n\x03\x66it\x18\x02 \x01(\x0b\x32\x12.mlxd.v1.FitReport\"\\\n\x12UnloadModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12(\n\x05grace\x18\x02 \x01(\x0b\x32\x19.google.protobuf.Duration\x12\r\n\x05\x66orce\x18\x03 \x01(\x08\"M\n\x13UnloadModelResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\x12\x17\n\x0fstreams_aborted\x18\x02 \x01(\r\"\"\n\x12\x46orgetModelRequest\x12\x0c\n\x04name\x18\x01 \x01(\t\"$\n\x13\x46orgetModelResponse\x12\r\n\x05names\x18\x01 \x03(\t\"2\n\x10PullModelRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0f\n\x07include\x18\x02 \x03(\t\"\xe6\x02\n\x11PullModelResponse\x12/\n\x05phase\x18\x01 \x01(\x0e\x32 .mlxd.v1.PullModelResponse.Phase\x12\x0c\n\x04\x66ile\x18\x02 \x01(\t\x12\x13\n\x0b\x66ile_digest\x18\x03 \x01(\t\x12\x17\n\x0f\x66ile_done_bytes\x18\x04 \x01(\x04\x12\x12\n\nfile_bytes\x18\x05 \x01(\x04\x12\x12\n\ndone_bytes\x18\x06 \x01(\x04\x12\x13\n\x0btotal_bytes\x18\x07 \x01(\x04\x12$\n\x06pulled\x18\x08 \x01(\x0b\x32\x14.mlxd.v1.PulledModel\"\x80\x01\n\x05Phase\x12\x15\n\x11PHASE_UNSPECIFIED\x10\x00\x12\x11\n\rPHASE_WAITING\x10\x01\x12\x11\n\rPHASE_LISTING\x10\x02\x12\x15\n\x11PHASE_DOWNLOADING\x10\x03\x12\x13\n\x0fPHASE_VERIFYING\x10\x04\x12\x0e\n\nPHASE_DONE\x10\x05\"\x8d\x01\n\x0bPulledModel\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x12\n\nrepository\x18\x02 \x01(\t\x12\x10\n\x08revision\x18\x03 \x01(\t\x12\x0e\n\x06\x63ommit\x18\x04 \x01(\t\x12\x0c\n\x04path\x18\x05 \x01(\t\x12\x0e\n\x06\x64igest\x18\x06 \x01(\t\x12\r\n\x05\x66iles\x18\x07 \x01(\r\x12\r\n\x05\x62ytes\x18\x08 \x01(\x04\"1\n\x13\x44ropPrefixesRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0b\n\x03\x61ll\x18\x02 \x01(\x08\"5\n\x14\x44ropPrefixesResponse\x12\x0e\n\x06\x62locks\x18\x01 \x01(\x04\x12\r\n\x05\x62ytes\x18\x02 \x01(\x04\"\x17\n\x15VerifyPrefixesRequest\"e\n\x16VerifyPrefixesResponse\x12\x0c\n\x04\x66orm\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\r\n\x05sound\x18\x03 \x01(\x04\x12\x0f\n\x07removed\x18\x04 \x01(\x04\x12\x0e\n\x06unread\x18\x05 \x01(\x04\"#\n\x12WatchModelsRequest\x12\r\n\x05model\x18\x01 \x01(\t\"4\n\x13WatchModelsResponse\x12\x1d\n\x05model\x18\x01 \x01(\x0b\x32\x0e.mlxd.v1.Model\"L\n\x0fReadLogsRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x11\n\x04tail\x18\x02 \x01(\rH\x00\x88\x01\x01\x12\x0e\n\x06\x66ollow\x18\x03 \x01(\x08\x42\x07\n\x05_tail\"`\n\x10ReadLogsResponse\x12\r\n\x05lines\x18\x01 \x03(\t\x12\x14\n\x0cmissed_lines\x18\x02 \x01(\x04\x12\x1a\n\x12worker_incarnation\x18\x03 \x01(\t\x12\x0b\n\x03pid\x18\x04 \x01(\x05\x32\xe7\x05\n\x0cModelService\x12\x45\n\nListModels\x12\x1a.mlxd.v1.ListModelsRequest\x1a\x1b.mlxd.v1.ListModelsResponse\x12?\n\x08GetModel\x12\x18.mlxd.v1.GetModelRequest\x1a\x19.mlxd.v1.GetModelResponse\x12\x44\n\tLoadModel\x12\x19.mlxd.v1.LoadModelRequest\x1a\x1a.mlxd.v1.LoadModelResponse0\x01\x12H\n\x0bUnloadModel\x12\x1b.mlxd.v1.UnloadModelRequest\x1a\x1c.mlxd.v1.UnloadModelResponse\x12H\n\x0b\x46orgetModel\x12\x1b.mlxd.v1.ForgetModelRequest\x1a\x1c.mlxd.v1.ForgetModelResponse\x12J\n\x0bWatchModels\x12\x1b.mlxd.v1.WatchModelsRequest\x1a\x1c.mlxd.v1.WatchModelsResponse0\x01\x12\x41\n\x08ReadLogs\x12\x18.mlxd.v1.ReadLogsRequest\x1a\x19.mlxd.v1.ReadLogsResponse0\x01\x12\x44\n\tPullModel\x12\x19.mlxd.v1.PullModelRequest\x1a\x1a.mlxd.v1.PullModelResponse0\x01\x12K\n\x0c\x44ropPrefixes\x12\x1c.mlxd.v1.DropPrefixesRequest\x1a\x1d.mlxd.v1.DropPrefixesResponse\x12S\n\x0eVerifyPrefixes\x12\x1e.mlxd.v1.VerifyPrefixesRequest\x1a\x1f.mlxd.v1.VerifyPrefixesResponse0\x01\x42Q\n\x0b\x64\x65v.mlxd.v1B\nModelProtoP\x01Z*github.com/mlxd/mlxd/gen/go/mlxd/v1;mlxdv1\xaa\x02\x07Mlxd.V1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -54,22 +54,30 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_FORGETMODELREQUEST']._serialized_end=787
   _globals['_FORGETMODELRESPONSE']._serialized_start=789
   _globals['_FORGETMODELRESPONSE']._serialized_end=825
-  _globals['_DROPPREFIXESREQUEST']._serialized_start=827
-  _globals['_DROPPREFIXESREQUEST']._serialized_end=876
-  _globals['_DROPPREFIXESRESPONSE']._serialized_start=878
-  _globals['_DROPPREFIXESRESPONSE']._serialized_end=931
-  _globals['_VERIFYPREFIXESREQUEST']._serialized_start=933
-  _globals['_VERIFYPREFIXESREQUEST']._serialized_end=956
-  _globals['_VERIFYPREFIXESRESPONSE']._serialized_start=958
-  _globals['_VERIFYPREFIXESRESPONSE']._serialized_end=1059
-  _globals['_WATCHMODELSREQUEST']._serialized_start=1061
-  _globals['_WATCHMODELSREQUEST']._serialized_end=1096
-  _globals['_WATCHMODELSRESPONSE']._serialized_start=1098
-  _globals['_WATCHMODELSRESPONSE']._serialized_end=1150
-  _globals['_READLOGSREQUEST']._serialized_start=1152
-  _globals['_READLOGSREQUEST']._serialized_end=1228
-  _globals['_READLOGSRESPONSE']._serialized_start=1230
-  _globals['_READLOGSRESPONSE']._serialized_end=1326
-  _globals['_MODELSERVICE']._serialized_start=1329
-  _globals['_MODELSERVICE']._serialized_end=2002
+  _globals['_PULLMODELREQUEST']._serialized_start=827
+  _globals['_PULLMODELREQUEST']._serialized_end=877
+  _globals['_PULLMODELRESPONSE']._serialized_start=880
+  _globals['_PULLMODELRESPONSE']._serialized_end=1238
+  _globals['_PULLMODELRESPONSE_PHASE']._serialized_start=1110
+  _globals['_PULLMODELRESPONSE_PHASE']._serialized_end=1238
+  _globals['_PULLEDMODEL']._serialized_start=1241
+  _globals['_PULLEDMODEL']._serialized_end=1382
+  _globals['_DROPPREFIXESREQUEST']._serialized_start=1384
+  _globals['_DROPPREFIXESREQUEST']._serialized_end=1433
+  _globals['_DROPPREFIXESRESPONSE']._serialized_start=1435
+  _globals['_DROPPREFIXESRESPONSE']._serialized_end=1488
+  _globals['_VERIFYPREFIXESREQUEST']._serialized_start=1490
+  _globals['_VERIFYPREFIXESREQUEST']._serialized_end=1513
+  _globals['_VERIFYPREFIXESRESPONSE']._serialized_start=1515
+  _globals['_VERIFYPREFIXESRESPONSE']._serialized_end=1616
+  _globals['_WATCHMODELSREQUEST']._serialized_start=1618
+  _globals['_WATCHMODELSREQUEST']._serialized_end=1653
+  _globals['_WATCHMODELSRESPONSE']._serialized_start=1655
+  _globals['_WATCHMODELSRESPONSE']._serialized_end=1707
+  _globals['_READLOGSREQUEST']._serialized_start=1709
+  _globals['_READLOGSREQUEST']._serialized_end=1785
+  _globals['_READLOGSRESPONSE']._serialized_start=1787
+  _globals['_READLOGSRESPONSE']._serialized_end=1883
+  _globals['_MODELSERVICE']._serialized_start=1886
+  _globals['_MODELSERVICE']._serialized_end=2629
 # @@protoc_insertion_point(module_scope)

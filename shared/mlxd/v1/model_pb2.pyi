@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from mlxd.v1 import types_pb2 as _types_pb2
 import builtins as _builtins
 import sys
@@ -276,6 +277,158 @@ class ForgetModelResponse(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___ForgetModelResponse: _TypeAlias = ForgetModelResponse  # noqa: Y015
+
+@_typing.final
+class PullModelRequest(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    MODEL_FIELD_NUMBER: _builtins.int
+    INCLUDE_FIELD_NUMBER: _builtins.int
+    model: _builtins.str
+    """ORG/NAME, which is its revision main, or ORG/NAME@REVISION with a branch, tag or commit; NAME
+    alone where the hub has such models. Required, at most 512 characters.
+    """
+    @_builtins.property
+    def include(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """Patterns of further files, such as *.md; at most 64 of 256 characters each. Files that can run
+        code when they are read are never downloaded; a pattern that matches one is refused.
+        """
+
+    def __init__(
+        self,
+        *,
+        model: _builtins.str = ...,
+        include: _abc.Iterable[_builtins.str] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["include", b"include", "model", b"model"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullModelRequest: _TypeAlias = PullModelRequest  # noqa: Y015
+
+@_typing.final
+class PullModelResponse(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    class _Phase:
+        ValueType = _typing.NewType("ValueType", _builtins.int)
+        V: _TypeAlias = ValueType  # noqa: Y015
+
+    class _PhaseEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[PullModelResponse._Phase.ValueType], _builtins.type):
+        DESCRIPTOR: _descriptor.EnumDescriptor
+        PHASE_UNSPECIFIED: PullModelResponse._Phase.ValueType  # 0
+        PHASE_WAITING: PullModelResponse._Phase.ValueType  # 1
+        """Another revision or other files of the model are being downloaded, and go first."""
+        PHASE_LISTING: PullModelResponse._Phase.ValueType  # 2
+        """The hub is asked which files there are."""
+        PHASE_DOWNLOADING: PullModelResponse._Phase.ValueType  # 3
+        PHASE_VERIFYING: PullModelResponse._Phase.ValueType  # 4
+        """What has arrived of a file is compared with its hash."""
+        PHASE_DONE: PullModelResponse._Phase.ValueType  # 5
+
+    class Phase(_Phase, metaclass=_PhaseEnumTypeWrapper): ...
+    PHASE_UNSPECIFIED: PullModelResponse.Phase.ValueType  # 0
+    PHASE_WAITING: PullModelResponse.Phase.ValueType  # 1
+    """Another revision or other files of the model are being downloaded, and go first."""
+    PHASE_LISTING: PullModelResponse.Phase.ValueType  # 2
+    """The hub is asked which files there are."""
+    PHASE_DOWNLOADING: PullModelResponse.Phase.ValueType  # 3
+    PHASE_VERIFYING: PullModelResponse.Phase.ValueType  # 4
+    """What has arrived of a file is compared with its hash."""
+    PHASE_DONE: PullModelResponse.Phase.ValueType  # 5
+
+    PHASE_FIELD_NUMBER: _builtins.int
+    FILE_FIELD_NUMBER: _builtins.int
+    FILE_DIGEST_FIELD_NUMBER: _builtins.int
+    FILE_DONE_BYTES_FIELD_NUMBER: _builtins.int
+    FILE_BYTES_FIELD_NUMBER: _builtins.int
+    DONE_BYTES_FIELD_NUMBER: _builtins.int
+    TOTAL_BYTES_FIELD_NUMBER: _builtins.int
+    PULLED_FIELD_NUMBER: _builtins.int
+    phase: Global___PullModelResponse.Phase.ValueType
+    file: _builtins.str
+    """The file that is being downloaded or verified. A slow reader misses steps, but no file's last
+    one, unless over 1,024 files came meanwhile.
+    """
+    file_digest: _builtins.str
+    """Its hash, sha256:HEX, or git:HEX where the hub has git's hash of a blob; empty: none is known."""
+    file_done_bytes: _builtins.int
+    """Of this file; a size of 0 is not known."""
+    file_bytes: _builtins.int
+    done_bytes: _builtins.int
+    """Of all files, those included that are there already; 0 in all while that is not known."""
+    total_bytes: _builtins.int
+    @_builtins.property
+    def pulled(self) -> Global___PulledModel:
+        """Set in the last message alone."""
+
+    def __init__(
+        self,
+        *,
+        phase: Global___PullModelResponse.Phase.ValueType = ...,
+        file: _builtins.str = ...,
+        file_digest: _builtins.str = ...,
+        file_done_bytes: _builtins.int = ...,
+        file_bytes: _builtins.int = ...,
+        done_bytes: _builtins.int = ...,
+        total_bytes: _builtins.int = ...,
+        pulled: Global___PulledModel | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["pulled", b"pulled"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "file", b"file", "file_bytes", b"file_bytes", "file_digest", b"file_digest", "file_done_bytes", b"file_done_bytes", "phase", b"phase", "pulled", b"pulled", "total_bytes", b"total_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PullModelResponse: _TypeAlias = PullModelResponse  # noqa: Y015
+
+@_typing.final
+class PulledModel(_message.Message):
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    REPOSITORY_FIELD_NUMBER: _builtins.int
+    REVISION_FIELD_NUMBER: _builtins.int
+    COMMIT_FIELD_NUMBER: _builtins.int
+    PATH_FIELD_NUMBER: _builtins.int
+    DIGEST_FIELD_NUMBER: _builtins.int
+    FILES_FIELD_NUMBER: _builtins.int
+    BYTES_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """By which the model can be loaded: ORG/NAME, or ORG/NAME@REVISION."""
+    repository: _builtins.str
+    revision: _builtins.str
+    commit: _builtins.str
+    """The commit that the revision was."""
+    path: _builtins.str
+    """The folder, on the server's machine."""
+    digest: _builtins.str
+    """The model's, as in Model; empty if its files are damaged or cannot be read, of which GetModel
+    says more.
+    """
+    files: _builtins.int
+    bytes: _builtins.int
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        repository: _builtins.str = ...,
+        revision: _builtins.str = ...,
+        commit: _builtins.str = ...,
+        path: _builtins.str = ...,
+        digest: _builtins.str = ...,
+        files: _builtins.int = ...,
+        bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["bytes", b"bytes", "commit", b"commit", "digest", b"digest", "files", b"files", "name", b"name", "path", b"path", "repository", b"repository", "revision", b"revision"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PulledModel: _TypeAlias = PulledModel  # noqa: Y015
 
 @_typing.final
 class DropPrefixesRequest(_message.Message):

@@ -70,6 +70,11 @@ class ModelServiceStub(object):
                 request_serializer=mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.SerializeToString,
                 response_deserializer=mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.FromString,
                 _registered_method=True)
+        self.PullModel = channel.unary_stream(
+                '/mlxd.v1.ModelService/PullModel',
+                request_serializer=mlxd_dot_v1_dot_model__pb2.PullModelRequest.SerializeToString,
+                response_deserializer=mlxd_dot_v1_dot_model__pb2.PullModelResponse.FromString,
+                _registered_method=True)
         self.DropPrefixes = channel.unary_unary(
                 '/mlxd.v1.ModelService/DropPrefixes',
                 request_serializer=mlxd_dot_v1_dot_model__pb2.DropPrefixesRequest.SerializeToString,
@@ -138,6 +143,16 @@ class ModelServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def PullModel(self, request, context):
+        """Downloads a model from the hub into the server's own cache of it, where ListModels finds it
+        then. Streams the progress; the last message has the result. Calls that ask for the same
+        revision and files share one download, which ends when none of them is left; a later call
+        resumes it.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def DropPrefixes(self, request, context):
         """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays
         loaded and goes on keeping. Refused where the server keeps nothing on disk.
@@ -191,6 +206,11 @@ def add_ModelServiceServicer_to_server(servicer, server):
                     servicer.ReadLogs,
                     request_deserializer=mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.FromString,
                     response_serializer=mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.SerializeToString,
+            ),
+            'PullModel': grpc.unary_stream_rpc_method_handler(
+                    servicer.PullModel,
+                    request_deserializer=mlxd_dot_v1_dot_model__pb2.PullModelRequest.FromString,
+                    response_serializer=mlxd_dot_v1_dot_model__pb2.PullModelResponse.SerializeToString,
             ),
             'DropPrefixes': grpc.unary_unary_rpc_method_handler(
                     servicer.DropPrefixes,
@@ -393,6 +413,33 @@ class ModelService(object):
             '/mlxd.v1.ModelService/ReadLogs',
             mlxd_dot_v1_dot_model__pb2.ReadLogsRequest.SerializeToString,
             mlxd_dot_v1_dot_model__pb2.ReadLogsResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def PullModel(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_stream(
+            request,
+            target,
+            '/mlxd.v1.ModelService/PullModel',
+            mlxd_dot_v1_dot_model__pb2.PullModelRequest.SerializeToString,
+            mlxd_dot_v1_dot_model__pb2.PullModelResponse.FromString,
             options,
             channel_credentials,
             insecure,

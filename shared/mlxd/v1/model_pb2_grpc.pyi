@@ -53,6 +53,12 @@ class ModelServiceStub:
     that worker has ended. Of a model without a worker, those of the last one that failed. A worker
     that the controller did not start writes elsewhere; that is refused.
     """
+    PullModel: _grpc.UnaryStreamMultiCallable[_model_pb2.PullModelRequest, _model_pb2.PullModelResponse]
+    """Downloads a model from the hub into the server's own cache of it, where ListModels finds it
+    then. Streams the progress; the last message has the result. Calls that ask for the same
+    revision and files share one download, which ends when none of them is left; a later call
+    resumes it.
+    """
     DropPrefixes: _grpc.UnaryUnaryMultiCallable[_model_pb2.DropPrefixesRequest, _model_pb2.DropPrefixesResponse]
     """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays
     loaded and goes on keeping. Refused where the server keeps nothing on disk.
@@ -86,6 +92,12 @@ class ModelServiceAsyncStub(ModelServiceStub):
     """Sends the last lines that a model's worker has written, and with follow each further one until
     that worker has ended. Of a model without a worker, those of the last one that failed. A worker
     that the controller did not start writes elsewhere; that is refused.
+    """
+    PullModel: _aio.UnaryStreamMultiCallable[_model_pb2.PullModelRequest, _model_pb2.PullModelResponse]  # type: ignore[assignment]
+    """Downloads a model from the hub into the server's own cache of it, where ListModels finds it
+    then. Streams the progress; the last message has the result. Calls that ask for the same
+    revision and files share one download, which ends when none of them is left; a later call
+    resumes it.
     """
     DropPrefixes: _aio.UnaryUnaryMultiCallable[_model_pb2.DropPrefixesRequest, _model_pb2.DropPrefixesResponse]  # type: ignore[assignment]
     """Removes what is kept on disk of a model's prompts, or of all models'. What is loaded stays
@@ -159,6 +171,18 @@ class ModelServiceServicer(metaclass=_abc_1.ABCMeta):
         """Sends the last lines that a model's worker has written, and with follow each further one until
         that worker has ended. Of a model without a worker, those of the last one that failed. A worker
         that the controller did not start writes elsewhere; that is refused.
+        """
+
+    @_abc_1.abstractmethod
+    def PullModel(
+        self,
+        request: _model_pb2.PullModelRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_abc.Iterator[_model_pb2.PullModelResponse], _abc.AsyncIterator[_model_pb2.PullModelResponse]]:
+        """Downloads a model from the hub into the server's own cache of it, where ListModels finds it
+        then. Streams the progress; the last message has the result. Calls that ask for the same
+        revision and files share one download, which ends when none of them is left; a later call
+        resumes it.
         """
 
     @_abc_1.abstractmethod

@@ -89,6 +89,41 @@ class InvalidModel(MlxdError):
         return f"{place}: {self.problem}" if place else self.problem
 
 
+class PullFailed(MlxdError):
+    """A pull that failed, and would again; what has arrived stays for the next one."""
+
+    problem: str
+    sentence = "{problem}"
+
+
+class PullInterrupted(PullFailed):
+    """A pull that may succeed when it is tried again: what arrived was damaged or cut off."""
+
+    retry_after_s: float = 1.0
+
+
+class HubUnavailable(PullFailed):
+    """A hub that does not answer, or not now."""
+
+    retry_after_s: float = 30.0
+
+
+class HubDenied(PullFailed):
+    """A model that the hub does not give to whoever pulls: it is gated, or private."""
+
+
+class StoreFull(PullFailed):
+    """A disk without room for what would be pulled onto it."""
+
+
+class ExtraMissing(MlxdError):
+    """Something for which an extra is not installed where it would be done."""
+
+    doing: str
+    extra: str
+    sentence = "{doing} needs the extra {extra}: pip install 'mlxd[{extra}]'"
+
+
 class NoChatTemplate(MlxdError):
     """A conversation for a model that has no chat template."""
 

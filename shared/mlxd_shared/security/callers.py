@@ -47,6 +47,7 @@ SCOPES: Final[Mapping[str, frozenset[Scope]]] = MappingProxyType(
         "/mlxd.v1.ModelService/LoadModel": _MANAGE,
         "/mlxd.v1.ModelService/UnloadModel": _MANAGE,
         "/mlxd.v1.ModelService/ForgetModel": _MANAGE,
+        "/mlxd.v1.ModelService/PullModel": _MANAGE,
         "/mlxd.v1.ModelService/DropPrefixes": _MANAGE,
         "/mlxd.v1.ModelService/VerifyPrefixes": _MANAGE,
         "/mlxd.v1.StatusService/GetStatus": _OBSERVE,

@@ -41,6 +41,12 @@ TABLE = (
     Row(e.ModelNotFound, _C.NOT_FOUND, "MODEL_NOT_FOUND"),
     Row(e.NoChatTemplate, _C.FAILED_PRECONDITION, "NO_CHAT_TEMPLATE"),
     Row(e.InvalidModel, _C.FAILED_PRECONDITION, "MODEL_INVALID"),
+    Row(e.PullFailed, _C.FAILED_PRECONDITION, "PULL_FAILED"),
+    Row(e.PullInterrupted, _C.UNAVAILABLE, "PULL_INTERRUPTED"),
+    Row(e.HubUnavailable, _C.UNAVAILABLE, "HUB_UNAVAILABLE"),
+    Row(e.HubDenied, _C.FAILED_PRECONDITION, "HUB_DENIED"),
+    Row(e.StoreFull, _C.RESOURCE_EXHAUSTED, "STORE_FULL"),
+    Row(e.ExtraMissing, _C.UNIMPLEMENTED, "EXTRA_MISSING"),
     Row(e.ModelTooLarge, _C.FAILED_PRECONDITION, "MODEL_TOO_LARGE"),
     Row(e.NoRoom, _C.RESOURCE_EXHAUSTED, "NO_ROOM"),
     Row(e.QueueFull, _C.RESOURCE_EXHAUSTED, "QUEUE_FULL"),
@@ -134,7 +140,18 @@ def _extras(error: e.MlxdError) -> list[Message]:
                 error_details_pb2.QuotaFailure(violations=[violation]),
                 _retry(error.retry_after_s),
             ]
-        case e.ModelLoading() | e.ModelDraining() | e.ShuttingDown():
+        case e.StoreFull(problem):
+            full = error_details_pb2.QuotaFailure.Violation(
+                subject="disk", description=shorten(problem)
+            )
+            return [error_details_pb2.QuotaFailure(violations=[full])]
+        case (
+            e.ModelLoading()
+            | e.ModelDraining()
+            | e.PullInterrupted()
+            | e.HubUnavailable()
+            | e.ShuttingDown()
+        ):
             return [_retry(error.retry_after_s)]
         case _:
             return []
@@ -211,6 +228,17 @@ def from_status(status: status_pb2.Status) -> e.MlxdError:
         )
         return e.InvalidRequest(tuple(violations))
     return _rebuild(row.error, dict(info.metadata))
+
+
+def to_bytes(error: e.MlxdError) -> bytes:
+    """Return `error` for another process of mlxd's to read with `from_bytes`."""
+    raw: bytes = to_status(error).SerializeToString()
+    return raw
+
+
+def from_bytes(raw: bytes) -> e.MlxdError:
+    """Return the error that `to_bytes` was given."""
+    return from_status(status_pb2.Status.FromString(raw))
 
 
 _READERS = {"str": str, "int": int, "float": float}

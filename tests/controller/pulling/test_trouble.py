@@ -11,9 +11,12 @@ from pathlib import Path
 import pytest
 
 from mlxd_controller.pulling.choosing import RemoteFile
-from mlxd_controller.pulling.hub import Pulled, Wanted, pull
-from mlxd_controller.pulling.hub_api import Hub, PullFailed, RemotePart
+from mlxd_controller.pulling.hub import pull
+from mlxd_controller.pulling.hub_api import Hub, RemotePart
+from mlxd_controller.pulling.wanted import Wanted
 from mlxd_controller.store.hub import HubShelf
+from mlxd_shared.domain.errors import HubDenied, MlxdError, PullFailed, StoreFull
+from mlxd_shared.domain.pulls import PulledModel
 from tests.support.hub_server import FakeHub, Repository, serving
 from tests.support.made_stores import commit_of
 from tests.support.tiny_model import write_tiny_model
@@ -31,7 +34,7 @@ def hub_with_a_model(tmp_path: Path) -> Iterator[FakeHub]:
         yield served
 
 
-def pull_model(hub: FakeHub, cache: Path, revision: str = "main") -> Pulled:
+def pull_model(hub: FakeHub, cache: Path, revision: str = "main") -> PulledModel:
     """Pull into a cache."""
     hub_client = Hub(endpoint=hub.endpoint, token="secret")
     return pull(hub_client, Wanted("o/m", revision, cache), lambda *_: None)
@@ -40,19 +43,19 @@ def pull_model(hub: FakeHub, cache: Path, revision: str = "main") -> Pulled:
 def test_what_is_not_all_here_is_listed_as_no_model(hub: FakeHub, tmp_path: Path) -> None:
     """Weights come last: a pull that is cut off before them leaves what no store takes for one."""
     hub.cut_at["tokenizer.json"], hub.broken_for_good = 10, True
-    with pytest.raises(PullFailed):
+    with pytest.raises(MlxdError):
         pull_model(hub, tmp_path / "hub")
     assert list(HubShelf(tmp_path / "hub").places()) == []
 
 
 def test_a_file_that_lost_its_end_is_fetched_again(hub: FakeHub, tmp_path: Path) -> None:
     """A pull leaves behind what has the length that the hub tells, and nothing else is fetched."""
-    snapshot = pull_model(hub, tmp_path / "hub").path
+    snapshot = Path(pull_model(hub, tmp_path / "hub").path)
     whole = (snapshot / WEIGHTS).read_bytes()
     os.truncate((snapshot / WEIGHTS).resolve(), len(whole) // 2)
     count = len(hub.requested)
 
-    assert (pull_model(hub, tmp_path / "hub").path / WEIGHTS).read_bytes() == whole
+    assert Path(pull_model(hub, tmp_path / "hub").path, WEIGHTS).read_bytes() == whole
     assert {path for _, path, _ in hub.requested[count:] if WEIGHTS not in path} == {
         "/api/models/o/m/revision/main"
     }
@@ -102,21 +105,23 @@ def test_what_is_here_already_needs_no_room(tmp_path: Path) -> None:
     one whose weights are not here is refused before anything is fetched."""
     nbytes, content = 2 * shutil.disk_usage(tmp_path).total, hashlib.sha256().hexdigest()
     wanted, hub = Wanted("o/m", "main", tmp_path / "hub"), ListedHub(nbytes, content)
-    with pytest.raises(PullFailed, match="are needed"):
+    with pytest.raises(StoreFull, match="are needed"):
         pull(hub, wanted, lambda *_: None)
     blob = tmp_path / "hub" / "models--o--m" / "blobs" / content
     blob.parent.mkdir(parents=True)
     blob.touch()
     os.truncate(blob, nbytes)  # of holes
 
-    assert (pull(hub, wanted, lambda *_: None).path / WEIGHTS).resolve() == blob.resolve()
+    pulled = pull(hub, wanted, lambda *_: None)
+    assert Path(pulled.path, WEIGHTS).resolve() == blob.resolve()
+    assert pulled.digest == "", "holes are no weights"
     blob.unlink()
 
 
 def test_no_error_tells_where_bytes_are(hub: FakeHub, tmp_path: Path) -> None:
     """Such an address may let in whoever knows it; the file's name is told."""
     hub.refused.add(WEIGHTS)
-    with pytest.raises(PullFailed, match=WEIGHTS) as caught:
+    with pytest.raises(HubDenied, match=WEIGHTS) as caught:
         pull_model(hub, tmp_path / "hub")
     assert "://" not in str(caught.value)
 

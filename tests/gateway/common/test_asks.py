@@ -12,13 +12,16 @@ NAMES = [
     ("llama3.2:1b", ("llama3.2:1b",)),
     ("org/name", ("org/name", "org/name:latest")),
     ("org/name:latest", ("org/name:latest", "org/name")),
+    ("hf.co/o/m", ("hf.co/o/m", "hf.co/o/m:latest", "o/m", "o/m:latest")),
+    ("huggingface.co/o/m:q4", ("huggingface.co/o/m:q4", "o/m:q4")),
     ("host:5000/org/name", ("host:5000/org/name", "host:5000/org/name:latest")),
 ]
 
 
 @pytest.mark.parametrize(("name", "candidates"), NAMES)
 def test_a_name_as_sent_comes_first(name: str, candidates: tuple[str, ...]) -> None:
-    """`:latest` is added or left out, as clients of Ollama's API do, and nothing else is."""
+    """`:latest` is added or left out, and the hub left out, as clients of Ollama's API have them;
+    nothing else is."""
     assert name_candidates(name) == candidates
 
 

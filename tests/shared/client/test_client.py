@@ -16,6 +16,9 @@ from mlxd import (
     Client,
     KVFormat,
     LoadSpec,
+    PulledModel,
+    PullPhase,
+    PullProgress,
     SamplingOptions,
     Weights,
 )
@@ -310,3 +313,33 @@ def test_the_stubs_stand_alone() -> None:
     )
 
     assert done.stdout.split() == [version("mlxd"), "set()"]
+
+
+@pytest.mark.asyncio
+async def test_a_pull_is_whole_with_its_result() -> None:
+    """Each step with its figures, the last with what was pulled; without it the stream is broken,
+    and what no field can carry is refused before it is sent."""
+    steps = replies.pull_steps("o/m")
+    async with serving(Answers(pull=steps)) as fake, Client(fake.address) as client:
+        async with client.pull("o/m", include=["*.md"]) as stream:
+            seen = [step async for step in stream]
+        with pytest.raises(InvalidRequest, match="include"):
+            client.pull("o/m", include=["\ud800"])
+    assert fake.requests == [model_pb2.PullModelRequest(model="o/m", include=["*.md"])]
+    mib = replies.MIB
+    digest = f"sha256:{'ab' * 32}"
+    assert seen[1] == PullProgress(
+        PullPhase.DOWNLOADING, "model.safetensors", digest, mib, 2 * mib, 2 * mib, 3 * mib
+    )
+    assert [step.phase for step in seen] == [
+        PullPhase.LISTING, PullPhase.DOWNLOADING, PullPhase.VERIFYING, PullPhase.DONE,
+    ]  # fmt: skip
+    assert [step.pulled is None for step in seen] == [True, True, True, False]
+    commit = "1" * 10 + "a" * 30
+    assert seen[3].pulled == PulledModel(
+        "o/m", "o/m", "main", commit, "/hub/snapshots/1", "d1", 2, 3 * mib
+    )
+
+    async with serving(Answers(pull=steps[:-1])) as fake, Client(fake.address) as client:
+        with pytest.raises(BrokenStream):
+            _ = [step async for step in client.pull("o/m")]

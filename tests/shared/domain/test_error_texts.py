@@ -31,6 +31,15 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
     (errors.InvalidModel("not JSON", "config.json", "rope"), "config.json: rope: not JSON"),
     (errors.InvalidModel("not JSON", "config.json"), "config.json: not JSON"),
     (errors.InvalidModel("no files"), "no files"),
+    (errors.PullFailed("a commit of nothing"), "a commit of nothing"),
+    (errors.PullInterrupted("cut off", 2.0), "cut off"),
+    (errors.HubUnavailable("no answer", 2.0), "no answer"),
+    (errors.HubDenied("o/m is gated"), "o/m is gated"),
+    (errors.StoreFull("the disk is full"), "the disk is full"),
+    (
+        errors.ExtraMissing("pulling", "hub"),
+        "pulling needs the extra hub: pip install 'mlxd[hub]'",
+    ),
     (
         errors.ModelTooLarge("big", 9 * GIB, 8 * GIB, GIB, "a shorter context"),
         "big needs 9.0 GiB, 8.0 GiB available after 1.0 GiB reserved; a shorter context",

@@ -12,6 +12,8 @@ from tests.support.cli import LIMIT_S
 from tests.system.wire.probe import LONG, Probes, Wire, read, refusal
 
 PROBES = Probes()
+ON_HUB = "o/pulled"
+"""What the hub of the servers has that are probed."""
 covering = PROBES.covering
 
 
@@ -226,3 +228,21 @@ async def status_of_one_or_all(wire: Wire) -> None:
     stamps = [wire.recorder.see(await read(call)).status.now.ToNanoseconds() for _ in range(3)]
     call.cancel()
     assert stamps[2] - stamps[0] >= 150_000_000
+
+
+async def pull(wire: Wire, model: str, *include: str) -> list[model_pb2.PullModelResponse]:
+    """Return every message of a pull."""
+    request = model_pb2.PullModelRequest(model=model, include=include)
+    return [wire.recorder.see(step) async for step in wire.models.PullModel(request)]
+
+
+@covering("PullModelRequest.model", "PullModelRequest.include")
+async def a_model_is_pulled(wire: Wire) -> None:
+    """From the hub of the server's variables: it is listed then; a pattern takes a file more."""
+    (*_, plain) = await pull(wire, ON_HUB)
+    (*_, last) = await pull(wire, ON_HUB, "*.md")
+    assert last.phase == model_pb2.PullModelResponse.PHASE_DONE
+    assert last.pulled.files == plain.pulled.files + 1
+    model = await get(wire, ON_HUB)
+    assert (model.path, model.digest) == (last.pulled.path, last.pulled.digest)
+    assert isinstance(await refusal(pull(wire, f"{ON_HUB}@none")), ModelNotFound)

@@ -11,7 +11,10 @@ from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, Trans
 
 from mlxd.messages import Model
 from mlxd_controller.cli.outcome import complain
+from mlxd_shared.domain.pulls import PullPhase, PullProgress
 from mlxd_shared.ops.terminal import escape
+
+_STAGES = {PullPhase.WAITING: "waiting for another pull", PullPhase.LISTING: "looking"}
 
 
 class ByteBar:
@@ -46,6 +49,11 @@ class ByteBar:
             completed=here_nbytes,
             total=total_nbytes or None,
         )
+
+    def show_pull(self, name: str, step: PullProgress) -> None:
+        """Show how far the download of a model is."""
+        stage = step.file or _STAGES.get(step.phase, step.phase.value)
+        self.update(name, stage, step.done_nbytes, step.total_nbytes)
 
     def show_load(self, model: Model) -> None:
         """Show how far the load of a model is."""

@@ -27,7 +27,7 @@ from mlxd_controller.cli.chat.answering import Answerer, answer_once
 from mlxd_controller.cli.chat.editor import Editor, Interrupted, open_lines
 from mlxd_controller.cli.chat.talk import Talk, read_variable
 from mlxd_controller.cli.chat.tools import Tool, ToolsNotUsable, read_tools
-from mlxd_controller.cli.commands.models.pull import offer_pull
+from mlxd_controller.cli.commands.models.pull import pull_wanted, wants_pull
 from mlxd_controller.cli.commands.prompts.generate import MaxTokens, Stats
 from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.configuration.values import LEFT_OUT
@@ -155,8 +155,9 @@ async def _answer_once(where: Server, talk: Talk, text: str) -> outcome.ExitCode
         try:
             await _load(client, talk)
         except ModelNotFound as error:
-            if not offer_pull(error, where):
+            if not wants_pull(error):
                 raise
+            await pull_wanted(client, error)
             await _load(client, talk)
         return await answer_once(client, talk, text)
 
@@ -174,7 +175,7 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
     with asyncio.Runner() as runner:
         try:
             runner.run(client.__aenter__())
-            _load_or_pull(runner, client, talk, where)
+            _load_or_pull(runner, client, talk)
             editor = Editor(open_lines(runner.run, history))
             answerer = Answerer(runner.run, client, talk, editor)
             converse(
@@ -193,12 +194,13 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
     raise typer.Exit(code)
 
 
-def _load_or_pull(runner: asyncio.Runner, client: Client, talk: Talk, where: Server) -> None:
+def _load_or_pull(runner: asyncio.Runner, client: Client, talk: Talk) -> None:
     try:
         runner.run(_load(client, talk))
     except ModelNotFound as error:
-        if not offer_pull(error, where):
+        if not wants_pull(error):
             raise
+        runner.run(pull_wanted(client, error))
         runner.run(_load(client, talk))
     outcome.say(f"{talk.model} is ready. /? shows help.")
 
