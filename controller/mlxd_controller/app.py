@@ -9,8 +9,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from typing import TYPE_CHECKING, Protocol
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
@@ -30,7 +31,7 @@ from mlxd_controller.services.health import follow_health
 from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
 from mlxd_controller.services.status import StatusService
-from mlxd_controller.settings import ServeSettings
+from mlxd_controller.settings import RouterDoor, ServeSettings
 from mlxd_controller.store.load_defaults import LoadDefaults, check_load_defaults
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
@@ -44,6 +45,9 @@ from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
 
+if TYPE_CHECKING:
+    from mlxd_controller.router.listening import ModelPorts
+
 FLUSH_GRACE_S = 0.5
 """How long calls without a lease may take to end by themselves once all else has ended."""
 _SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
@@ -51,6 +55,13 @@ _SIGNALS = (signal.SIGTERM, signal.SIGINT)
 _log = logs.get_logger("controller")
 
 Ready = Callable[[str, str | None], None]
+
+
+class _Door(Protocol):
+    """What takes calls."""
+
+    async def stop(self, grace: float | None) -> None:
+        """Refuse new calls at once, and end those under way after `grace` seconds."""
 
 
 async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> None:
@@ -180,10 +191,12 @@ async def _listening(
         catalog, runtime, clock, allowances=allowances, log_content=settings.log_content
     )
     figures = StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
-    servicers = (streams, ModelService(catalog, runtime, clock, keeper=keeper), figures)
+    offers = ModelService(catalog, runtime, clock, keeper=keeper)
+    servicers = (streams, offers, figures)
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
+    doors: list[_Door] = [server]
     following = tasks.create_task(follow_health(health, catalog, runtime))
     aside: list[asyncio.Task[None]] = [tasks.create_task(keep_heap_trimmed())]
     if keeper is not None:
@@ -204,6 +217,11 @@ async def _listening(
             url = None if gateway is None else await gateway.start()
             if gateway is not None:
                 tasks.create_task(gateway.watch())
+            if settings.router is not None:
+                services = (catalog, streams, offers, runtime, clock)
+                doors.append(ports := _router_ports(settings.router, services, calls_max, tracer))
+                await ports.start()
+                aside.append(tasks.create_task(ports.follow()))
             yield target, url
     finally:
         if gateway is not None:
@@ -214,12 +232,30 @@ async def _listening(
         await health.leave()
         runtime.post(ShutDown(settings.shutdown_grace_s))
         # Refuses new calls at once; the second stop ends calls without a lease, such as watches.
-        stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s + FLUSH_GRACE_S))
+        stopping = asyncio.create_task(_stop(doors, settings.shutdown_grace_s + FLUSH_GRACE_S))
         await asyncio.wait({running})
-        await server.stop(FLUSH_GRACE_S)
+        await _stop(doors, FLUSH_GRACE_S)
         await stopping
         if gateway is not None:
             await gateway.close()
+
+
+def _router_ports(
+    door: RouterDoor,
+    services: tuple[Catalog, InferenceService, ModelService, Runtime, SystemClock],
+    calls_max: int,
+    tracer: Tracer | None,
+) -> ModelPorts:
+    """Return the door for a router, which does not listen yet; what it imports is an extra."""
+    from mlxd_controller.router.engine import Services  # noqa: PLC0415
+    from mlxd_controller.router.listening import ModelPorts  # noqa: PLC0415
+
+    return ModelPorts(door, Services(*services), calls_max=calls_max, tracer=tracer)
+
+
+async def _stop(doors: Sequence[_Door], grace_s: float) -> None:
+    """Refuse new calls at every door at once, and end those under way after the grace."""
+    await asyncio.gather(*(door.stop(grace_s) for door in doors))
 
 
 @asynccontextmanager
