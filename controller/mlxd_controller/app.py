@@ -219,7 +219,7 @@ async def _listening(
                 tasks.create_task(gateway.watch())
             if settings.router is not None:
                 services = (catalog, streams, offers, runtime, clock)
-                doors.append(ports := _router_ports(settings.router, services, calls_max, tracer))
+                doors.append(ports := _router_ports(settings.router, services, calls_max))
                 await ports.start()
                 aside.append(tasks.create_task(ports.follow()))
             yield target, url
@@ -244,13 +244,12 @@ def _router_ports(
     door: RouterDoor,
     services: tuple[Catalog, InferenceService, ModelService, Runtime, SystemClock],
     calls_max: int,
-    tracer: Tracer | None,
 ) -> ModelPorts:
     """Return the door for a router, which does not listen yet; what it imports is an extra."""
     from mlxd_controller.router.engine import Services  # noqa: PLC0415
     from mlxd_controller.router.listening import ModelPorts  # noqa: PLC0415
 
-    return ModelPorts(door, Services(*services), calls_max=calls_max, tracer=tracer)
+    return ModelPorts(door, Services(*services), calls_max=calls_max)
 
 
 async def _stop(doors: Sequence[_Door], grace_s: float) -> None:

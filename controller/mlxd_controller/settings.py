@@ -78,7 +78,8 @@ class ServeSettings:
     request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
     and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
     which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
-    it. `router` is where a router in front finds models (None: nowhere); it sends no token. `workers` are (name, address) of workers that somebody else started, to be used in place of
+    it. `router` is where a router in front finds models (None: nowhere); it sends no token.
+    `workers` are (name, address) of workers that somebody else started, to be used in place of
     processes of our own. `prefix_disk` is where parts of prompts outlive the models, and how much
     of them; None keeps nothing on disk. `load_defaults` are what loads begin with, by a model's
     name, alias or digest. `log_content` puts prompts and outputs into the log, which otherwise

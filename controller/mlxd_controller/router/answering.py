@@ -77,7 +77,7 @@ class Answers:
             _add_end(complete, message)
             yield pb.GenerateResponse(complete=complete)
 
-    def aborted(self) -> Iterator[Message]:
+    def end_aborted(self) -> Iterator[Message]:
         """Yield the ends of the choices that have not ended."""
         for index, choice in enumerate(self._choices):
             if not choice.is_over:

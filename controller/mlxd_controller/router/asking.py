@@ -88,9 +88,9 @@ def generate_of(pb: Any, *, model: str) -> inference_pb2.GenerateRequest:  # noq
 def refuse(pb: Message) -> None:
     """Raise FieldNotServed for the first field that is given and refused."""
     message = pb.DESCRIPTOR.name
-    given = {field.name for field, _ in pb.ListFields()}
+    present = {field.name for field, _ in pb.ListFields()}
     for name in REFUSED.get(message, ()):
-        if name in given:
+        if name in present:
             raise FieldNotServed(f"{message}.{name}")
 
 

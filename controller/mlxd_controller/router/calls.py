@@ -58,7 +58,7 @@ class Calls:
             Exception: what the stream raised.
         """
         arrived: asyncio.Queue[bytes | Exception | None] = asyncio.Queue(1)
-        with self._known(request_id) as call:
+        with self._register(request_id) as call:
             reading = asyncio.create_task(_pass_on(call, frames, arrived))
             try:
                 while (item := await arrived.get()) is not None:
@@ -78,7 +78,7 @@ class Calls:
             RemoteError: it was aborted (CANCELLED).
             Exception: what the question raised.
         """
-        with self._known(request_id) as call:
+        with self._register(request_id) as call:
             call.work = asyncio.create_task(question)
             try:
                 return await call.work
@@ -88,7 +88,7 @@ class Calls:
                 raise RemoteError(grpc.StatusCode.CANCELLED, "the request was aborted") from None
 
     @contextmanager
-    def _known(self, request_id: str) -> Iterator[_Call]:
+    def _register(self, request_id: str) -> Iterator[_Call]:
         """Count a call, and find it by its id, if it has one, while the body runs."""
         call, self.active = _Call(), self.active + 1
         if request_id:

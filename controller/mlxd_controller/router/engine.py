@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeAlias
 
 import grpc
 from google.protobuf.message import Message
@@ -40,6 +40,7 @@ from mlxd_shared.wire.status import RemoteError
 
 DESCRIPTOR: Final = pb.DESCRIPTOR.services_by_name["VllmEngine"]
 SERVER_TYPE: Final = "mlxd"
+_Request: TypeAlias = Any  # a message whose package has no types
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Engine:
         self._started_s = services.clock.now_s()
         self._received_unix_s = 0.0
 
-    async def Generate(self, request: Any, context: Context) -> AsyncGenerator[Message, None]:
+    async def Generate(self, request: _Request, context: Context) -> AsyncGenerator[Message, None]:
         """Stream a completion, or return it whole."""
         self._received_unix_s = self._services.clock.unix_s()
         ask = await run_paced(generate_of, request, model=self.model)
@@ -74,15 +75,15 @@ class Engine:
         frames = self._services.inference.Generate(ask, context)
         async with aclosing(self._calls.read(request.request_id, frames)) as stream:
             async for frame in stream:
-                for answer in answers.aborted() if frame is None else answers.of(frame):
+                for answer in answers.end_aborted() if frame is None else answers.of(frame):
                     yield answer
 
-    async def Embed(self, request: Any, context: Context) -> Message:
+    async def Embed(self, request: _Request, context: Context) -> Message:
         """Return the vector of a text, whose ids must be those that the model makes of it."""
         self._received_unix_s = self._services.clock.unix_s()
         return await self._calls.ask(request.request_id, self._embed(request, context))
 
-    async def Abort(self, request: Any, context: Context) -> Message:
+    async def Abort(self, request: _Request, context: Context) -> Message:
         """End requests by their ids; those that are not under way are passed over."""
         self._calls.abort(request.request_ids)
         made: Message = pb.AbortResponse()
@@ -116,7 +117,7 @@ class Engine:
         )
         return made
 
-    async def GetLoads(self, request: Any, context: Context) -> Message:
+    async def GetLoads(self, request: _Request, context: Context) -> Message:
         """Return how busy it is: the core figures, which are all there are."""
         check_rank(request, "dp_rank")
         if request.include and not SECTIONS.intersection(request.include):
@@ -135,7 +136,7 @@ class Engine:
             yield chunk
 
     async def SubscribeKvEvents(
-        self, request: Any, context: Context
+        self, request: _Request, context: Context
     ) -> AsyncGenerator[Message, None]:
         """Push the load, each ROUTER_RECORD_S, to whoever takes it before any event.
 
@@ -175,12 +176,12 @@ class Engine:
         own = [worker for worker in workers.live() if worker.digest == ref.digest]
         await workers.refresh(own, wait_s=config.STATUS_WAIT_S, recent_s=config.STATUS_RECENT_S)
         now_s = self._services.clock.now_s()
-        told = [(each.figures, each.figures_s) for each in own if each.figures is not None]
-        ages_s = [max(0.0, now_s - since_s) + (figures.age_s or 0.0) for figures, since_s in told]
-        figures = [each for each, _ in told]
+        reports = [(each.figures, each.figures_s) for each in own if each.figures is not None]
+        ages_s = [max(0.0, now_s - since_s) + (each.age_s or 0.0) for each, since_s in reports]
+        figures = [each for each, _ in reports]
         return load_of(figures, calls=self._calls.active, age_s=max(ages_s, default=0.0))
 
-    async def _embed(self, request: Any, context: Context) -> Message:
+    async def _embed(self, request: _Request, context: Context) -> Message:
         """Embed what the ids spell.
 
         Workers take texts. So the text is given, if the model's own tokenizer makes these very ids

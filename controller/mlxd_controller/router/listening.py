@@ -24,10 +24,8 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.state_file import EVERYBODYS, replace_json
-from mlxd_shared.ops.tracing import Tracer
 from mlxd_shared.security.net import PORT_MAX, SERVER_OPTIONS, Options, parse_address
 from mlxd_shared.serving.server import add_service, listen
-from mlxd_shared.serving.traces import TraceInterceptor
 from mlxd_shared.wire.admission import AdmissionInterceptor
 from mlxd_shared.wire.interceptors import ErrorInterceptor
 
@@ -46,9 +44,7 @@ _log = get_logger("router")
 class ModelPorts:
     """The servers of all advertised models. One owner: the controller's event loop."""
 
-    def __init__(
-        self, door: RouterDoor, services: Services, *, calls_max: int, tracer: Tracer | None = None
-    ) -> None:
+    def __init__(self, door: RouterDoor, services: Services, *, calls_max: int) -> None:
         """Prepare; nothing listens yet.
 
         Raises:
@@ -68,12 +64,10 @@ class ModelPorts:
             AdmissionInterceptor(calls_max, asks=lambda method: method not in _WORK),
             ErrorInterceptor(),
         ]
-        if tracer is not None:
-            self._interceptors.insert(1, TraceInterceptor(tracer))
         self._servers: dict[str, grpc.aio.Server] = {}
         """By model. Whoever drops a server stops it: gRPC's own references do not keep one."""
         self._targets: dict[str, str] = {}
-        self._told: list[str] | None = None
+        self._advertised: list[str] | None = None
 
     async def start(self) -> None:
         """Listen for all models that there are; or, if some are named, for these.
@@ -85,7 +79,7 @@ class ModelPorts:
         for name in self._door.models:
             await self._services.catalog.find(name)
         try:
-            await self._look()
+            await self.look()
         except BaseException:
             await self.stop(None)
             raise
@@ -95,7 +89,7 @@ class ModelPorts:
         while True:
             await asyncio.sleep(config.ROUTER_LOOK_S)
             try:
-                await self._look()
+                await self.look()
             except MlxdError as error:
                 _log.warning("models are not advertised", reason=error.describe())
 
@@ -103,20 +97,25 @@ class ModelPorts:
         """Refuse new calls at once, and end those under way after `grace` seconds."""
         await asyncio.gather(*(server.stop(grace) for server in self._servers.values()))
 
-    async def _look(self) -> None:
-        """Compare with the models that there are; see `start`."""
+    async def look(self) -> None:
+        """Open ports for models that have come, and have the file say which there are.
+
+        Raises:
+            InvalidRequest: see `start`.
+            MachineShort: the models cannot be listed.
+        """
         names = list(self._door.models) or await self._names()
         for name in names[: config.ROUTER_MODELS_MAX]:
             if name not in self._servers and len(self._servers) < config.ROUTER_MODELS_MAX:
                 await self._open(name)
-        told = [name for name in names if name in self._servers]
-        if told != self._told:
-            if len(told) < len(names):
-                left = len(names) - len(told)
+        advertised = [name for name in names if name in self._servers]
+        if advertised != self._advertised:
+            if len(advertised) < len(names):
+                left = len(names) - len(advertised)
                 _log.warning("models without a port", count=left, limit=config.ROUTER_MODELS_MAX)
             if self._door.manifest is not None:
-                await asyncio.to_thread(self._write, self._door.manifest, told)
-            self._told = told
+                await asyncio.to_thread(self._write, self._door.manifest, advertised)
+            self._advertised = advertised
 
     async def _names(self) -> list[str]:
         """Return the names of all models that can be served, in order."""
