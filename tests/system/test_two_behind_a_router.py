@@ -13,6 +13,7 @@ import pytest
 from mlxd import Client
 from tests.support.cli import LIMIT_S
 from tests.support.effort import examples
+from tests.support.served import serve
 from tests.support.smg import Routed, serve_door, smg_over, targets_of, write_manifest
 
 COMPLETIONS = "/v1/completions"
@@ -48,7 +49,7 @@ async def count_answers(clients: Sequence[Client]) -> list[int]:
 async def test_equal_beginnings_stay_together_and_one_controller_may_be_lost(
     tmp_path: Path,
 ) -> None:
-    """Each group is served where it was served first; after a kill all go on with the other."""
+    """Each group is served where it was first; after a kill by the other, which is not for ever."""
     manifests = [tmp_path / "a.json", tmp_path / "b.json"]
     options = ("--preload", "demo", "--orphan-grace", "1s")
     async with AsyncExitStack() as stack:
@@ -85,3 +86,12 @@ async def test_equal_beginnings_stay_together_and_one_controller_may_be_lost(
         assert time.monotonic() - begun_s < AT_ONCE_S
         (left,) = await count_answers(clients[1:])
         assert left >= GROUPS
+
+        await smg.until_known(1)
+        (target,) = targets_of(manifests[0])
+        again = await stack.enter_async_context(serve("--router", target, *options))
+        client = await stack.enter_async_context(Client(again.address, timeout_s=LIMIT_S))
+        await smg.until_known(2)
+        async with asyncio.timeout(LIMIT_S):
+            while not sum(await count_answers([client])):
+                await asyncio.gather(*(ask(smg, group, 10) for group in places))

@@ -12,11 +12,11 @@ from mlxd_shared.domain.errors import InvalidRequest
 NEEDS = "smg_grpc_proto"
 
 
-def check_usable() -> None:
-    """Refuse to open the door without the extra.
+def check_usable(package: str = NEEDS) -> None:
+    """Refuse to open the door without the extra, which brings `package`.
 
     Raises:
         InvalidRequest: naming `router`.
     """
-    if find_spec(NEEDS) is None:
+    if find_spec(package) is None:
         raise InvalidRequest.of("router", "needs the extra router: pip install 'mlxd[router]'")
