@@ -79,9 +79,9 @@ class Calls:
             Exception: what the question raised.
         """
         with self._register(request_id) as call:
-            call.work = asyncio.create_task(question)
+            call.work = work = asyncio.create_task(question)
             try:
-                return await call.work
+                return await work
             except asyncio.CancelledError:
                 if not call.aborted:
                     raise

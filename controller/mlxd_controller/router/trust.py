@@ -99,24 +99,27 @@ class TrustInterceptor(grpc.aio.ServerInterceptor):
             await self._check(context)
             return await handler.unary_unary(request, context)
 
-        return grpc.unary_unary_rpc_method_handler(
-            answer, handler.request_deserializer, handler.response_serializer
-        )
+        return _rewrap(handler, "unary_unary", answer)
 
     def _stream(self, handler: Any) -> Handler:  # noqa: ANN401
-        takes = "stream" if handler.request_streaming else "unary"
-        behaviour = getattr(handler, f"{takes}_stream")
+        kind = "stream_stream" if handler.request_streaming else "unary_stream"
+        behaviour = getattr(handler, kind)
 
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
             await self._check(context)
             async for message in behaviour(request, context):
                 yield message
 
-        make = getattr(grpc, f"{takes}_stream_rpc_method_handler")
-        wrapped: Handler = make(answer, handler.request_deserializer, handler.response_serializer)
-        return wrapped
+        return _rewrap(handler, kind, answer)
 
     async def _check(self, context: Context) -> None:
         if not self._trust.allows(context.peer()):
             self._refusals.note(context.peer())
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+
+
+def _rewrap(handler: Any, kind: str, behaviour: Any) -> Handler:  # noqa: ANN401
+    """Return a handler of the same kind of method, with another behaviour."""
+    make = getattr(grpc, f"{kind}_rpc_method_handler")
+    wrapped: Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
+    return wrapped

@@ -21,18 +21,24 @@ def position(token_id: int) -> inference_pb2.PositionLogprobs:
     return inference_pb2.PositionLogprobs(chosen=token, top=[best])
 
 
-def stream(*, choice: int = 0, reason: int = types_pb2.FINISH_REASON_LENGTH) -> list[bytes]:
+def stream(*, choice: int = 0, reason: Any = types_pb2.FINISH_REASON_LENGTH) -> list[bytes]:
     """Two messages of a choice with three tokens."""
     first = Response(
-        token_ids=[1, 2], logprobs=[position(1), position(2)], choice=choice,
+        token_ids=[1, 2],
+        logprobs=[position(1), position(2)],
+        choice=choice,
         prompt_tokens=0 if choice else 3,
-    )  # fmt: skip
+    )
+    usage = types_pb2.Usage(
+        cached_tokens=0 if choice else 2, drafted_tokens=4, accepted_draft_tokens=1
+    )
     last = Response(
-        token_ids=[3], logprobs=[position(3)], choice=choice,
-        finish={"reason": reason}, usage={
-            "cached_tokens": 0 if choice else 2, "drafted_tokens": 4, "accepted_draft_tokens": 1,
-        },
-    )  # type: ignore[arg-type] # fmt: skip
+        token_ids=[3],
+        logprobs=[position(3)],
+        choice=choice,
+        finish=types_pb2.Finish(reason=reason),
+        usage=usage,
+    )
     return [first.SerializeToString(), last.SerializeToString()]
 
 
@@ -94,7 +100,7 @@ REASONS = [
 
 
 @pytest.mark.parametrize(("reason", "word"), REASONS)
-def test_every_end_has_a_word_of_theirs(reason: int, word: str) -> None:
+def test_every_end_has_a_word_of_theirs(reason: Any, word: str) -> None:
     """Also one of a later version."""
     *_, end = answers(stream(reason=reason), streams=True)
     assert end.complete.finish_reason == word
@@ -102,10 +108,10 @@ def test_every_end_has_a_word_of_theirs(reason: int, word: str) -> None:
 
 def test_what_ended_a_stream_is_named() -> None:
     """A stop string and a stop token; the end of a sequence is neither."""
-    text = {"reason": types_pb2.FINISH_REASON_STOP_STRING, "stop_string": "dog"}
-    token = {"reason": types_pb2.FINISH_REASON_STOP_TOKEN, "stop_token_id": 7}
-    eos = {"reason": types_pb2.FINISH_REASON_EOS, "stop_token_id": 2}
-    frames = [Response(finish=finish) for finish in (text, token, eos)]  # type: ignore[arg-type]
+    text = types_pb2.Finish(reason=types_pb2.FINISH_REASON_STOP_STRING, stop_string="dog")
+    token = types_pb2.Finish(reason=types_pb2.FINISH_REASON_STOP_TOKEN, stop_token_id=7)
+    eos = types_pb2.Finish(reason=types_pb2.FINISH_REASON_EOS, stop_token_id=2)
+    frames = [Response(finish=finish) for finish in (text, token, eos)]
     ends = [answers([each.SerializeToString()], streams=True)[0].complete for each in frames]
 
     assert [end.WhichOneof("matched_stop") for end in ends] == [
@@ -134,8 +140,9 @@ def test_an_abort_ends_what_has_not_ended() -> None:
     making = Answers(streams=False, choices=2, prompt_ids=PROMPT)
     for frame in (*stream(), stream(choice=1)[0]):
         list(making.of(frame))
-    (end,) = making.end_aborted()  # type: ignore[misc]
-    complete: Any = end.complete
+    ends: list[Any] = list(making.end_aborted())
+    complete = ends[0].complete
 
+    assert len(ends) == 1
     assert (complete.index, complete.finish_reason) == (1, "abort")
     assert list(complete.output_ids) == [1, 2]

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.message_factory import GetMessageClass
 from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
-from mlxd.v1 import inference_pb2
+from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.router.asking import REFUSED, WITHOUT_EFFECT, generate_of
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
@@ -59,7 +60,7 @@ def only(message: str, field: FieldDescriptor) -> Any:
         FieldDescriptor.TYPE_FLOAT: 0.5,
     }.get(field.type, 2)
     if field.type == FieldDescriptor.TYPE_MESSAGE:
-        value = field.message_type._concrete_class()
+        value = GetMessageClass(field.message_type)()
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         value = {1: 1.0}
     elif field.is_repeated:
@@ -133,11 +134,11 @@ def test_a_full_request_means_the_same() -> None:
         model="m",
         request_id="r",
         tokens=inference_pb2.TokenIds(ids=[1, 2]),
-        sampling={
-            "temperature": 0.5, "top_p": 0.5, "top_k": 3, "min_p": 0.25, "frequency_penalty": 1.0,
-            "presence_penalty": 2.0, "repetition_penalty": 1.5, "repeat_last_n": -1,
-            "seed": (1 << 64) - 1, "logit_bias": {5: -1.0},
-        },
+        sampling=types_pb2.SamplingOptions(
+            temperature=0.5, top_p=0.5, top_k=3, min_p=0.25, frequency_penalty=1.0,
+            presence_penalty=2.0, repetition_penalty=1.5, repeat_last_n=-1,
+            seed=(1 << 64) - 1, logit_bias={5: -1.0},
+        ),
         max_tokens=9,
         min_tokens=2,
         stop=["x"],
@@ -148,7 +149,7 @@ def test_a_full_request_means_the_same() -> None:
         logprobs=True,
         top_logprobs=2,
         prompt_logprobs=1,
-    )  # type: ignore[arg-type] # fmt: skip
+    )  # fmt: skip
     assert generate_from_pb(made).choices == 3
 
 
