@@ -164,6 +164,7 @@ ROUTER_LOOK_S = 5.0  # between two looks at which models there are
 ROUTER_RECORD_S = 1.0  # between two records of a model's load
 ROUTER_TOKENIZER_BYTES_MAX = 200 * MIB  # of a tokenizer's files in an archive: what SMG takes
 ROUTER_TOKENIZER_CHUNK_BYTES = MIB
+ROUTER_TOKENIZERS_MAX = 4  # that are sent at once
 
 # --- the worker -------------------------------------------------------------------------------
 ROWS_MAX_DEFAULT = 4

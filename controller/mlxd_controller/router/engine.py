@@ -34,6 +34,7 @@ from mlxd_controller.services.inference import InferenceService
 from mlxd_controller.services.models import ModelService
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest, MlxdError
+from mlxd_shared.wire.admission import Room
 from mlxd_shared.wire.intake import run_paced
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
@@ -57,9 +58,11 @@ class Services:
 class Engine:
     """Implements the service for the model of one name."""
 
-    def __init__(self, model: str, services: Services) -> None:
+    def __init__(self, model: str, services: Services, *, tokenizers: Room) -> None:
+        """Serve `model`; `tokenizers` are the places of those that are sent at once."""
         self.model = model
         self._services = services
+        self._tokenizers = tokenizers
         self._calls = Calls()
         self._version = version("mlxd")
         self._started_s = services.clock.now_s()
@@ -129,11 +132,15 @@ class Engine:
     async def GetTokenizer(
         self, request: Message, context: Context
     ) -> AsyncGenerator[Message, None]:
-        """Send the tokenizer's files as a zip archive, in parts."""
+        """Send the tokenizer's files as a zip archive, in parts; few at once, as each is large."""
         model = await self._view(context)
-        archive = await asyncio.to_thread(zip_tokenizer, Path(model.path))
-        for chunk in chunks_of(archive):
-            yield chunk
+        self._tokenizers.enter()
+        try:
+            archive = await asyncio.to_thread(zip_tokenizer, Path(model.path))
+            for chunk in chunks_of(archive):
+                yield chunk
+        finally:
+            self._tokenizers.leave()
 
     async def SubscribeKvEvents(
         self, request: _Request, context: Context

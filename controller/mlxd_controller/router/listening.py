@@ -26,7 +26,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.state_file import EVERYBODYS, replace_json
 from mlxd_shared.security.net import PORT_MAX, SERVER_OPTIONS, Options, parse_address
 from mlxd_shared.serving.server import add_service, listen
-from mlxd_shared.wire.admission import AdmissionInterceptor
+from mlxd_shared.wire.admission import AdmissionInterceptor, Room
 from mlxd_shared.wire.interceptors import ErrorInterceptor
 
 MANIFEST_VERSION: Final = 1
@@ -64,6 +64,7 @@ class ModelPorts:
             AdmissionInterceptor(calls_max, asks=lambda method: method not in _WORK),
             ErrorInterceptor(),
         ]
+        self._tokenizers = Room("tokenizers being sent", config.ROUTER_TOKENIZERS_MAX)
         self._servers: dict[str, grpc.aio.Server] = {}
         """By model. Whoever drops a server stops it: gRPC's own references do not keep one."""
         self._targets: dict[str, str] = {}
@@ -128,8 +129,9 @@ class ModelPorts:
         number = int(first) + len(self._servers) if int(first) else 0
         if number > PORT_MAX:
             raise InvalidRequest.of("router", f"there is no port {number} for {name}")
+        engine = Engine(name, self._services, tokenizers=self._tokenizers)
         server = grpc.aio.server(interceptors=self._interceptors, options=_OPTIONS)
-        add_service(server, DESCRIPTOR, Engine(name, self._services))
+        add_service(server, DESCRIPTOR, engine)
         # Who may call is seen to by the first interceptor.
         target = listen(server, parse_address(f"{host}:{number}"), anywhere=True)
         await server.start()

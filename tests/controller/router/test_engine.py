@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 import pytest
@@ -14,6 +14,7 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
 from mlxd_controller.core import phases
+from mlxd_controller.router.engine import Engine
 from mlxd_controller.store.shelves import demo_model
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
@@ -23,13 +24,15 @@ from mlxd_shared.domain.errors import (
     ModelNotFound,
     QueueFull,
 )
+from mlxd_shared.wire.admission import Room
+from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 from tests.fakes.store import FakeStore
 from tests.fakes.workers import Refusal
 from tests.support.calls import error_of
 from tests.support.controller_stack import Stack, controller_stack
 from tests.support.model_facts import facts
-from tests.support.router_doors import engines_of
+from tests.support.router_doors import engines_of, services_of
 
 LONG_S = 600.0
 
@@ -314,3 +317,20 @@ async def test_facts_and_tokenizer_come_from_the_files(tmp_path: Path) -> None:
 
         assert (info.served_model_name, info.model_type) == ("demo", "llama")
         assert chunks[-1].sha256
+
+
+@pytest.mark.asyncio
+async def test_tokenizers_have_few_places(tmp_path: Path) -> None:
+    """One more is told when to come back, and nothing is read for it; a place is given back."""
+    store = FakeStore({})
+    store.put(demo_model(), "digest", facts(10))
+    await store.add(demo_model(), name="demo")
+    async with controller_stack(store=store) as stack:
+        room, context = Room("tokenizers being sent", 1), cast("Context", None)
+        engine = Engine("demo", services_of(stack, store), tokenizers=room)
+        sending = engine.GetTokenizer(common_pb2.GetTokenizerRequest(), context)
+        await anext(sending)
+        with pytest.raises(QueueFull, match="tokenizers being sent"):
+            await anext(engine.GetTokenizer(common_pb2.GetTokenizerRequest(), context))
+        await sending.aclose()
+        assert room.taken == 0
