@@ -48,8 +48,8 @@ _SAMPLING: Final = ("temperature", "top_p", "top_k", "min_p", "repetition_penalt
 _DIGITS: Final = 6  # of floats that come as 32 bits
 
 
-def info_to_pb(model: types_pb2.Model) -> Message:
-    """Return what GetModelInfo answers.
+def info_to_pb(model: types_pb2.Model, *, name: str) -> Message:
+    """Return what GetModelInfo answers at the port of `name`, one of the model's names.
 
     Raises:
         InvalidModel: a file cannot be read.
@@ -68,7 +68,7 @@ def info_to_pb(model: types_pb2.Model) -> Message:
     made: Message = pb.GetModelInfoResponse(
         model_path=model.path,
         tokenizer_path=f"{_FOUND_NOWHERE}/{model.digest}",
-        served_model_name=model.name,
+        served_model_name=name,
         is_generation=not model.has_pooling,
         max_context_length=context,
         max_req_input_len=max(0, context - 1),

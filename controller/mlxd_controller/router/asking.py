@@ -15,6 +15,7 @@ from typing import Any, Final
 from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2, types_pb2
+from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 
 INT32_MAX: Final = (1 << 31) - 1
@@ -58,6 +59,9 @@ def generate_of(pb: Any, *, model: str) -> inference_pb2.GenerateRequest:  # noq
     params = pb.sampling_params
     refuse(params)
     check_rank(pb, "data_parallel_rank")
+    if params.n > config.CHOICES_MAX:  # before anything is made of each
+        limit = f"{params.n} is above {config.CHOICES_MAX}"
+        raise InvalidRequest.of("sampling_params.n", limit)
     made = inference_pb2.GenerateRequest(
         model=model,
         request_id=pb.request_id,

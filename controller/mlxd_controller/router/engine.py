@@ -104,7 +104,8 @@ class Engine:
 
     async def GetModelInfo(self, request: Message, context: Context) -> Message:
         """Return what the model is."""
-        return await asyncio.to_thread(info_to_pb, await self._view(context))
+        model = await self._view(context)
+        return await asyncio.to_thread(info_to_pb, model, name=self.model)
 
     async def GetServerInfo(self, request: Message, context: Context) -> Message:
         """Return what serves it; how many rows it has is known once it is loaded."""

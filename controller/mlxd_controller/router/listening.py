@@ -105,7 +105,7 @@ class ModelPorts:
             InvalidRequest: see `start`.
             MachineShort: the models cannot be listed.
         """
-        names = list(self._door.models) or await self._names()
+        names = list(dict.fromkeys(self._door.models)) or await self._names()
         for name in names[: config.ROUTER_MODELS_MAX]:
             if name not in self._servers and len(self._servers) < config.ROUTER_MODELS_MAX:
                 await self._open(name)

@@ -28,12 +28,12 @@ def model(**fields: Any) -> types_pb2.Model:
 
 
 def test_a_router_is_told_what_a_model_is() -> None:
-    """By its name, with its limits, and with the values that it has where nothing is said."""
+    """By the name of the port, with its limits and the values that it has where nothing is said."""
     sampling = types_pb2.SamplingOptions(temperature=0.8, top_p=0.95, top_k=40)
-    info: Any = info_to_pb(model(effective_sampling=sampling))
+    info: Any = info_to_pb(model(effective_sampling=sampling), name="story")
     read = json.loads((demo_model() / "config.json").read_text(encoding="utf-8"))
 
-    assert (info.served_model_name, info.model_path) == ("demo", str(demo_model()))
+    assert (info.served_model_name, info.model_path) == ("story", str(demo_model()))
     assert (info.max_context_length, info.max_req_input_len) == (1024, 1023)
     assert info.vocab_size == 4096
     assert info.is_generation
@@ -48,14 +48,14 @@ def test_a_router_is_told_what_a_model_is() -> None:
 
 def test_a_loaded_model_s_context_is_the_one_in_force() -> None:
     """It may be shorter than the model's own; a model of vectors says that it is one."""
-    info: Any = info_to_pb(model(context_length=512, has_pooling=True))
+    info: Any = info_to_pb(model(context_length=512, has_pooling=True), name="demo")
     assert info.max_context_length == 512
     assert not info.is_generation
 
 
 def test_the_tokenizer_s_path_is_nowhere() -> None:
     """A router on another machine must not take what it has at the model's path there."""
-    info: Any = info_to_pb(model())
+    info: Any = info_to_pb(model(), name="demo")
     assert not Path(info.tokenizer_path).exists()
     assert info.tokenizer_path.startswith("/")
 

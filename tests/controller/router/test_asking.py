@@ -181,6 +181,7 @@ def test_a_constraint_is_the_same_one(theirs: dict[str, Any], ours: dict[str, An
 
 
 OUT_OF_RANGE = [
+    ({"n": (1 << 32) - 1}, "n"),
     ({"max_tokens": 1 << 31}, "max_tokens"),
     ({"top_k": 1 << 31}, "top_k"),
     ({"logprobs": -1}, "logprobs"),
@@ -193,7 +194,7 @@ OUT_OF_RANGE = [
 def test_what_no_message_of_mlxd_holds_is_refused_by_name(
     params: dict[str, Any], field: str
 ) -> None:
-    """Numbers that are no int32 here, or negative where there is a count."""
+    """Numbers that are no int32 here, negative counts, more choices than anybody may have."""
     request = pb.GenerateRequest(text="a", sampling_params=pb.SamplingParams(**params))
     with pytest.raises(InvalidRequest) as caught:
         generate_of(request, model="m")

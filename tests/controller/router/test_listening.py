@@ -69,11 +69,11 @@ async def test_every_model_has_a_port_and_a_line(tmp_path: Path) -> None:
 
 @pytest.mark.asyncio
 async def test_named_models_have_the_next_ports_in_that_order() -> None:
-    """From the address's own on; without a file nothing is written."""
+    """From the address's own on, each once; without a file nothing is written."""
     store = store_with("a", "b", "c")
     with own_port() as address:
         async with controller_stack(store=store) as stack:
-            ports = await start(stack, store, RouterDoor(address, models=("c",)))
+            ports = await start(stack, store, RouterDoor(address, models=("c", "c")))
             assert await health_at([address]) == ["ok"]
             await ports.stop(0)
 
