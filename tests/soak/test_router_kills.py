@@ -36,30 +36,33 @@ class Clients:
         self._smg = smg
 
     async def run(self, client: int) -> None:
-        """Ask until it is over."""
+        """Ask until it is over; after an error a moment later."""
         number = 0
         while not self.over:
             number += 1
             begun_s = time.monotonic()
-            self.outcomes[await self._ask(client, number)] += 1
+            outcome = await self._ask(client, number)
+            self.outcomes[outcome] += 1
             self.slowest_s = max(self.slowest_s, time.monotonic() - begun_s)
+            if outcome != "whole":
+                await self._smg.pause()
 
     async def _ask(self, client: int, number: int) -> str:
-        """Return how one answer ended: `whole`, a status, or SMG's word for a stream that broke."""
+        """Return how one answer ended: `whole`, or in SMG's word for what went wrong."""
         body: dict[str, Any] = {
             "model": "demo", "prompt": f"Client {client} " * 20 + str(number), "max_tokens": 40,
             "stream": number % 2 == 0,
         }  # fmt: skip
         answer = await self._smg.http.post("/v1/completions", json=body)
         if answer.status_code != httpx2.codes.OK:
-            return str(answer.status_code)
+            return f"{answer.status_code} {answer.json()['error']['code']}"
         if not body["stream"]:
             return "whole" if answer.json()["choices"][0]["finish_reason"] else "cut"
         lines = answer.text.splitlines()
         events = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
         errors = [event["error"]["type"] for event in events if "error" in event]
         ends = [e for event in events for e in event.get("choices", ()) if e["finish_reason"]]
-        return errors[0] if errors else "whole" if ends else "cut"
+        return str(errors[0]) if errors else "whole" if ends else "cut"
 
 
 @pytest.mark.soak

@@ -16,7 +16,7 @@ from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
 
 # What another test of a method asks for: there are no others.
-ELSEWHERE = {
+ELSEWHERE: dict[str, set[str]] = {
     "EmbedRequest": {"request_id", "tokenized"},  # test_engine
     "AbortRequest": {"request_ids"},  # test_engine
     "GetLoadsRequest": {"dp_rank", "include"},  # test_engine

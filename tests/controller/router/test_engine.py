@@ -21,6 +21,7 @@ from mlxd_shared.domain.errors import (
     DuplicateRequest,
     FieldNotServed,
     InvalidRequest,
+    MlxdError,
     ModelNotFound,
     QueueFull,
 )
@@ -138,7 +139,7 @@ async def test_a_stream_survives_its_worker(tmp_path: Path) -> None:
         assert len(scene.stack.workers.launcher.processes) == 2
 
 
-REFUSALS = [
+REFUSALS: list[tuple[dict[str, Any], type[MlxdError]]] = [
     ({"sampling_params": pb.SamplingParams(structural_tag="{}")}, FieldNotServed),
     ({"kv_transfer_params_json": "{}"}, FieldNotServed),
     ({"data_parallel_rank": 1}, InvalidRequest),
