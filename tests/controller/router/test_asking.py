@@ -59,7 +59,7 @@ def only(message: str, field: FieldDescriptor) -> Any:
         FieldDescriptor.TYPE_BOOL: True,
         FieldDescriptor.TYPE_FLOAT: 0.5,
     }.get(field.type, 2)
-    if field.type == FieldDescriptor.TYPE_MESSAGE:
+    if field.message_type is not None:
         value = GetMessageClass(field.message_type)()
     if field.message_type is not None and field.message_type.GetOptions().map_entry:
         value = {1: 1.0}

@@ -101,7 +101,7 @@ async def test_calls_of_one_id_are_aborted_together() -> None:
         ends = asyncio.gather(anext(one), anext(other))
         await asyncio.gather(first.waits.wait(), second.waits.wait())
         calls.abort(["r"])
-        assert await ends == [None, None]
+        assert list(await ends) == [None, None]
 
 
 @pytest.mark.asyncio

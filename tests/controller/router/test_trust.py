@@ -87,8 +87,8 @@ async def test_a_stranger_reaches_no_method(tmp_path: Path) -> None:
             error = await error_of(call(health_pb2.HealthCheckRequest()))
             assert isinstance(error, RemoteError)
             assert error.code is grpc.StatusCode.PERMISSION_DENIED
-        unknown = channel.unary_unary("/a.B/C")(b"")
+        unknown: Any = channel.unary_unary("/a.B/C")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await unknown
+            await unknown(b"")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     await server.stop(0)
