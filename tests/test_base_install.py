@@ -18,10 +18,12 @@ from packaging.requirements import Requirement
 CHILD_TIMEOUT_S = 60
 OURS = {"mlxd", "mlxd_controller", "mlxd_models", "mlxd_shared"}
 GATEWAY = {"mlxd_gateway"}
+ROUTER = "mlxd_controller.router"
+"""The door for a router, whose modules need an extra."""
 PROGRAM = """
 import importlib, importlib.abc, pkgutil, sys
 
-allowed = set(sys.argv[2].split(","))
+allowed, beside = set(sys.argv[2].split(",")), sys.argv[3]
 
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -34,7 +36,7 @@ sys.meta_path.insert(0, Refuse())
 for root in sys.argv[1].split(","):
     package = importlib.import_module(root)
     for found in pkgutil.walk_packages(package.__path__, root + "."):
-        if not found.name.endswith("__main__"):
+        if not found.name.endswith("__main__") and not found.name.startswith(beside):
             importlib.import_module(found.name)
             print(found.name)
 """
@@ -68,10 +70,15 @@ def allowed_modules(*extras: str) -> set[str]:
     return OURS | GATEWAY | {module for module, dists in brought if base & set(map(normal, dists))}
 
 
-def import_all(packages: set[str], *extras: str) -> subprocess.CompletedProcess[str]:
-    """Import every module of the packages in a child that refuses the rest of the world."""
+def import_all(
+    packages: set[str], *extras: str, beside: str = f"{ROUTER}."
+) -> subprocess.CompletedProcess[str]:
+    """Import every module of the packages in a child that refuses the rest of the world.
+
+    beside: what the names of modules begin with that are left out.
+    """
     allowed = ",".join(allowed_modules(*extras))
-    command = [sys.executable, "-c", PROGRAM, ",".join(packages), allowed]
+    command = [sys.executable, "-c", PROGRAM, ",".join(packages), allowed, beside]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
     )
@@ -92,6 +99,16 @@ def test_the_gateway_needs_the_extra_http_and_no_more() -> None:
     done = import_all(GATEWAY)
     assert done.returncode != 0
     assert "not in the base install" in done.stderr
+
+
+def test_the_router_s_door_needs_the_extra_router_and_no_more() -> None:
+    """Every module of it imports with that extra, and not without it."""
+    done = import_all({ROUTER}, "router", beside="-")
+    assert done.returncode == 0, done.stderr
+    assert f"{ROUTER}.engine" in done.stdout.split()
+    done = import_all({ROUTER}, beside="-")
+    assert done.returncode != 0
+    assert "not in the base install: smg_grpc_proto" in done.stderr
 
 
 @pytest.mark.parametrize("module", ["mlx", "tokenizers", "mlxd_worker", "mlx_lm", "numpy"])

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from functools import partial
+from typing import TYPE_CHECKING, Protocol
 
 from mlxd_controller.core.events import ShutDown
 from mlxd_controller.core.state import State
@@ -29,7 +30,7 @@ from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
-from mlxd_controller.settings import ServeSettings
+from mlxd_controller.settings import RouterDoor, ServeSettings
 from mlxd_controller.store.load_defaults import check_load_defaults
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
@@ -44,12 +45,22 @@ from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, add_service, announce, listen, make_server
 
+if TYPE_CHECKING:
+    from mlxd_controller.router.listening import ModelPorts
+
 FLUSH_GRACE_S = 0.5
 """How long calls without a lease may take to end by themselves once all else has ended."""
 _SERVICES = (inference.DESCRIPTOR, models.DESCRIPTOR, status.DESCRIPTOR)
 _log = logs.get_logger("controller")
 
 Ready = Callable[[str, str | None], None]
+
+
+class _Door(Protocol):
+    """What takes calls."""
+
+    async def stop(self, grace: float | None) -> None:
+        """Refuse new calls at once, and end those under way after `grace` seconds."""
 
 
 async def serve(settings: ServeSettings, *, on_ready: Ready | None = None) -> None:
@@ -174,6 +185,7 @@ async def _listening(
     for service, servicer in zip(_SERVICES, servicers, strict=True):
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
+    doors: list[_Door] = [server]
     following = tasks.create_task(follow_health(health, catalog, runtime))
     aside: list[asyncio.Task[None]] = [tasks.create_task(keep_heap_trimmed())]
     if keeper is not None:
@@ -194,6 +206,11 @@ async def _listening(
             url = None if gateway is None else await gateway.start()
             if gateway is not None:
                 tasks.create_task(gateway.watch())
+            if settings.router is not None:
+                services = (catalog, streams, known, runtime, clock)
+                doors.append(ports := _router_ports(settings.router, services, calls_max))
+                await ports.start()
+                aside.append(tasks.create_task(ports.follow()))
             yield target, url
     finally:
         if gateway is not None:
@@ -204,12 +221,29 @@ async def _listening(
         await health.leave()
         runtime.post(ShutDown(settings.shutdown_grace_s))
         # Refuses new calls at once; the second stop ends calls without a lease, such as watches.
-        stopping = asyncio.create_task(server.stop(settings.shutdown_grace_s + FLUSH_GRACE_S))
+        stopping = asyncio.create_task(_stop(doors, settings.shutdown_grace_s + FLUSH_GRACE_S))
         await asyncio.wait({running})
-        await server.stop(FLUSH_GRACE_S)
+        await _stop(doors, FLUSH_GRACE_S)
         await stopping
         if gateway is not None:
             await gateway.close()
+
+
+def _router_ports(
+    door: RouterDoor,
+    services: tuple[Catalog, inference.InferenceService, models.ModelService, Runtime, SystemClock],
+    calls_max: int,
+) -> ModelPorts:
+    """Return the door for a router, which does not listen yet; what it imports is an extra."""
+    from mlxd_controller.router.engine import Services  # noqa: PLC0415
+    from mlxd_controller.router.listening import ModelPorts  # noqa: PLC0415
+
+    return ModelPorts(door, Services(*services), calls_max=calls_max)
+
+
+async def _stop(doors: Sequence[_Door], grace_s: float) -> None:
+    """Refuse new calls at every door at once, and end those under way after the grace."""
+    await asyncio.gather(*(door.stop(grace_s) for door in doors))
 
 
 @asynccontextmanager

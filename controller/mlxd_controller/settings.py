@@ -51,6 +51,20 @@ class DiskBudget:
 
 
 @dataclass(frozen=True, slots=True)
+class RouterDoor:
+    """Where a router in front finds models: each has a port, the first one that of `address`.
+
+    `models` are the names to advertise; empty: all. `networks` may call, besides this machine.
+    `manifest` is a file that tells a router where they are.
+    """
+
+    address: str
+    models: tuple[str, ...] = ()
+    networks: tuple[str, ...] = ()
+    manifest: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSettings:
     """Options of a controller.
 
@@ -64,7 +78,8 @@ class ServeSettings:
     request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
     and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
     which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
-    it. `workers` are (name, address) of workers that somebody else started, to be used in place of
+    it. `router` is where a router in front finds models (None: nowhere); it sends no token.
+    `workers` are (name, address) of workers that somebody else started, to be used in place of
     processes of our own. `prefix_disk` is where parts of prompts outlive the models, and how much
     of them; None keeps nothing on disk. `load_defaults` are what loads begin with, by a model's
     name, alias or digest. `log_content` puts prompts and outputs into the log, which otherwise
@@ -91,6 +106,7 @@ class ServeSettings:
     http: str | None = None
     http_origins: tuple[str, ...] = ()
     http_agent_rules: bool = True
+    router: RouterDoor | None = None
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None
     prefix_disk: DiskBudget | None = None

@@ -158,6 +158,15 @@ RERANK_DOCUMENTS_MAX = EMBED_TEXTS_MAX - 1  # of one request: the query may be a
 HTTP_START_S = 30.0  # what a gateway gets to begin to listen
 HTTP_RESTART_S = 1.0  # before a gateway that has ended by itself is started again
 
+# --- the door for a router --------------------------------------------------------------------
+DEFAULT_ROUTER_ADDRESS = "127.0.0.1:8600"  # of the first model; each further one has the next port
+ROUTER_MODELS_MAX = 64  # that have a port
+ROUTER_LOOK_S = 5.0  # between two looks at which models there are
+ROUTER_RECORD_S = 1.0  # between two records of a model's load
+ROUTER_TOKENIZER_BYTES_MAX = 200 * MIB  # of a tokenizer's files in an archive: what SMG takes
+ROUTER_TOKENIZER_CHUNK_BYTES = MIB
+ROUTER_TOKENIZERS_MAX = 4  # that are sent at once
+
 # --- the worker -------------------------------------------------------------------------------
 ROWS_MAX_DEFAULT = 4
 ROWS_MAX_LIMIT = 256

@@ -186,7 +186,7 @@ class FakeStream:
             return None
         index = self._sent
         self._sent += 1
-        message = inference_pb2.GenerateResponse(offset=index)
+        message = inference_pb2.GenerateResponse(offset=index, choice=self._request.choice)
         if not self._begun:
             self._begin(message)
         if index < self._script.tokens:

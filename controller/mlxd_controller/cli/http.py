@@ -13,6 +13,8 @@ from mlxd_shared import config
 
 PANEL = "HTTP"
 FLAG = "--http"
+ALONE = {FLAG: config.DEFAULT_HTTP_ADDRESS, "--router": config.DEFAULT_ROUTER_ADDRESS}
+"""The flags of `mlxd serve` that may stand without an address, and the one that they mean then."""
 _REST = "mlxd.rest_of_line"
 Origins = Annotated[
     list[str] | None,
@@ -56,7 +58,7 @@ class Http:
 
 
 class ServeCommand(TyperCommand):
-    """`mlxd serve`, whose --http may stand alone."""
+    """`mlxd serve`, some of whose flags may stand alone."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:  # noqa: ANN401 - click's own
         """Read the command line."""
@@ -64,13 +66,13 @@ class ServeCommand(TyperCommand):
 
 
 def complete_flag(arguments: Sequence[str]) -> list[str]:
-    """Return the arguments, with the default address behind an --http that has none."""
+    """Return the arguments, with the default address behind each of `ALONE` that has none."""
     completed: list[str] = []
     for index, argument in enumerate(arguments):
         completed.append(argument)
         following = arguments[index + 1 : index + 2]
-        if argument == FLAG and (not following or following[0].startswith("-")):
-            completed.append(config.DEFAULT_HTTP_ADDRESS)
+        if argument in ALONE and (not following or following[0].startswith("-")):
+            completed.append(ALONE[argument])
     return completed
 
 

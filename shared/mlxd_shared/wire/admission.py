@@ -11,6 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from functools import partial
 
 import grpc
@@ -59,16 +60,20 @@ class Room:
 class AdmissionInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls beyond the server's places. To stand before whatever costs something."""
 
-    def __init__(self, calls_max: int) -> None:
-        """Let `calls_max` calls in at once, beside those that ask how the server is."""
+    def __init__(self, calls_max: int, *, asks: Callable[[str], bool] = is_inquiry) -> None:
+        """Let `calls_max` calls in at once, beside those that ask how the server is.
+
+        asks: whether a method does only that, or something else that must not wait for the others.
+        """
         self._calls = Room("calls", calls_max)
+        self._asks = asks
         self._inquiries = Room("health and status calls", config.INQUIRIES_MAX)
 
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
         """Take a place for as long as the call's task lasts, or refuse without asking on."""
-        asks = is_inquiry(handler_call_details.method)
+        asks = self._asks(handler_call_details.method)
         room = self._inquiries if asks else self._calls
         try:
             room.enter()

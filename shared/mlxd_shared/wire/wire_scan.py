@@ -41,6 +41,14 @@ LONG_TEXTS_NBYTES: dict[str, int] = {
     "mlxd.v1.ResponseFormat.regex": 4 * config.FORMAT_CHARS_MAX,
     "mlxd.v1.ResponseFormat.ebnf_grammar": 4 * config.FORMAT_CHARS_MAX,
     "mlxd.v1.ChoiceFormat.choices": 4 * config.FORMAT_CHARS_MAX,
+    # The same at a router's door.
+    "vllm.grpc.engine.GenerateRequest.text": 4 * config.PROMPT_CHARS_MAX,
+    "vllm.grpc.engine.TokenizedInput.original_text": 4 * config.PROMPT_CHARS_MAX,
+    "vllm.grpc.engine.SamplingParams.json_schema": 4 * config.FORMAT_CHARS_MAX,
+    "vllm.grpc.engine.SamplingParams.regex": 4 * config.FORMAT_CHARS_MAX,
+    "vllm.grpc.engine.SamplingParams.grammar": 4 * config.FORMAT_CHARS_MAX,
+    "vllm.grpc.engine.SamplingParams.structural_tag": 4 * config.FORMAT_CHARS_MAX,
+    "vllm.grpc.engine.ChoiceConstraint.choices": 4 * config.FORMAT_CHARS_MAX,
 }
 """The fields that may be longer than REQUEST_TEXT_BYTES_MAX."""
 

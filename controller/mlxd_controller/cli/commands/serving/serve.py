@@ -25,6 +25,7 @@ from mlxd_controller.cli.configuration.reading import Configuration
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Http
 from mlxd_controller.cli.outcome import run, usage_error
+from mlxd_controller.cli.router import Router
 from mlxd_controller.cli.security import Attached, Listener, named_workers
 from mlxd_controller.cli.stores import KeptPrompts, Stores
 from mlxd_controller.gateway import check_usable
@@ -190,6 +191,7 @@ def serve(
     prompts: KeptPrompts,
     listener: Listener,
     http: Http,
+    router: Router,
     attached: Attached,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
@@ -219,6 +221,7 @@ def serve(
         http=http.http,
         http_origins=tuple(http.http_origin or ()),
         http_agent_rules=not http.no_agent_rules,
+        router=router.door(),
         preload=tuple(serving.preload or ()),
         orphan_grace_s=_orphan_grace_s(serving.orphan_grace, attached=bool(attached.worker)),
         run_dir=None if serving.run_dir is None else serving.run_dir.expanduser().absolute(),
