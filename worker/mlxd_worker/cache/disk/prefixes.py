@@ -120,7 +120,7 @@ class PrefixDisk:
         if chosen is None:
             return None
         count, states = ways[chosen]
-        self._use(names[: chosen.tokens // self.block_tokens])
+        self._use(names[first : chosen.tokens // self.block_tokens])
         return self.tier.read(
             (*needed[:count], *states),
             nbytes=chosen.nbytes,
