@@ -51,7 +51,10 @@ def draw_again_s(cell: Cell) -> tuple[float, ...]:
 
 def replay(cell: Cell, again_s: Sequence[float], *, knows: bool) -> Lost:
     """Replay a cell; `knows`: the rule weighs what prompts cost again."""
-    term = (lambda model: again_s[model]) if knows else (lambda _: 0.0)
+
+    def term(model: int) -> float:
+        return again_s[model] if knows else 0.0
+
     machine = InOrder(cell, Cheapest(cell, Uses(cell).expect, again_s=term))
     outcome = machine.run()
     prompts_s = sum(max(loads - 1, 0) * again_s[model] for model, loads in enumerate(machine.loads))
