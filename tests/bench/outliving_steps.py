@@ -43,7 +43,7 @@ class Step:
 
 async def stream_steps(client: Client, model: str, *, tokens: int, seed: int = 99) -> list[Step]:
     """Return the steps of one stream after a short prompt, the first token's left out."""
-    found: list[Step] = []
+    steps: list[Step] = []
     last_s = 0.0
     async with client.generate(
         prompt_of(SETTLING_TOKENS, seed=seed),
@@ -57,9 +57,9 @@ async def stream_steps(client: Client, model: str, *, tokens: int, seed: int = 9
             if isinstance(event, Delta) and event.token_ids:
                 if last_s:
                     each_s = (now_s - last_s) / len(event.token_ids)
-                    found += [Step(now_s, each_s)] * len(event.token_ids)
+                    steps += [Step(now_s, each_s)] * len(event.token_ids)
                 last_s = now_s
-    return found
+    return steps
 
 
 async def measure_steps(
@@ -81,7 +81,7 @@ async def measure_steps(
             yield figure
         alone_ms = _p99_ms(alone)
 
-        async def written() -> int:
+        async def count_written() -> int:
             return (await _disk_nbytes(client, model.name))[1]
 
         async def write_again() -> float:
@@ -92,14 +92,14 @@ async def measure_steps(
             await wait_for_files(client, model.name, files=files)
             return began_s
 
-        beside = await _beside(client, model.name, write_again, written, moved_nbytes)
+        beside = await _beside(client, model.name, write_again, count_written, moved_nbytes)
     for figure in _figures("writing", beside):
         yield figure
     yield "steps_p99.writing_of_alone", _p99_ms(beside) / alone_ms
     async with serving([model], folder) as client:
         await make_ready(client, short)
 
-        async def read() -> int:
+        async def count_read() -> int:
             return (await _disk_nbytes(client, model.name))[0]
 
         async def read_again() -> float:
@@ -108,7 +108,7 @@ async def measure_steps(
             await ask(client, model.name, prompt, max_tokens=1)
             return began_s
 
-        beside = await _beside(client, model.name, read_again, read, moved_nbytes)
+        beside = await _beside(client, model.name, read_again, count_read, moved_nbytes)
     for figure in _figures("reading", beside):
         yield figure
     yield "steps_p99.reading_of_alone", _p99_ms(beside) / alone_ms

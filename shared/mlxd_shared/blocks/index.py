@@ -52,7 +52,7 @@ class Entry:
     pause_s: float = 0.0
     """Between the last two of them."""
 
-    def used(self, now_s: float) -> Entry:
+    def after_use(self, now_s: float) -> Entry:
         """Return it as it is after one more use; a clock that was put back makes nothing older."""
         last_s = max(self.last_s, now_s)
         pause_s = last_s - self.last_s
@@ -113,11 +113,11 @@ class BlockIndex:
         """Note a use of a block, whether it has a file or not."""
         entry = self._entries.get(block)
         if entry is not None:
-            self._entries[block] = entry.used(now_s)
+            self._entries[block] = entry.after_use(now_s)
             return
         past = self._past.get(block)
         if past is not None:
-            self._remember(past.used(now_s))
+            self._remember(past.after_use(now_s))
         elif block.part is Part.ENTRIES:  # a state is never made at most of the ends
             self._remember(Entry(block, 0, 0, now_s, uses=2))
 

@@ -44,7 +44,7 @@ def test_a_step_names_a_bounded_number_of_blocks() -> None:
         doomed.note(node)
     assert namer.count == 0
 
-    found = []
+    named_prompts = []
     steps = 0
     while doomed:
         before = namer.count
@@ -52,12 +52,12 @@ def test_a_step_names_a_bounded_number_of_blocks() -> None:
         steps += 1
         assert namer.count - before <= NAMED_MAX
         if named is not None:
-            found.append(named)
+            named_prompts.append(named)
 
     assert steps == 4 * -(-(110_000 // BLOCK_TOKENS) // NAMED_MAX)
     keys = [node.key() for node in nodes]
-    assert [named.key for named in found] == keys
-    assert [tuple(named.names) for named in found] == [
+    assert [named.key for named in named_prompts] == keys
+    assert [tuple(named.names) for named in named_prompts] == [
         names_of(FORM, key, block_tokens=BLOCK_TOKENS) for key in keys
     ]
 
@@ -67,14 +67,14 @@ def test_a_prompt_that_is_noted_again_keeps_its_place() -> None:
     namer = Namer()
     doomed = DoomedPrompts(FORM, block_tokens=BLOCK_TOKENS, name=namer)
     nodes = [node_of(1000 * number, 40 * BLOCK_TOKENS) for number in range(3)]
-    found = []
+    named_prompts = []
     for _ in range(9):
         for node in nodes:
             doomed.note(node)
         named = doomed.advance()
         if named is not None:
-            found.append(named.key)
-    assert found == [node.key() for node in nodes]
+            named_prompts.append(named.key)
+    assert named_prompts == [node.key() for node in nodes]
     assert namer.count == 3 * 40
 
 
