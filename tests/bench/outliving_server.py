@@ -168,8 +168,16 @@ async def end_by_unload(client: Client, model: Offered) -> None:
 
 
 async def end_by_kill(client: Client, model: Offered) -> None:
-    """Kill a model's worker as the kernel would."""
-    os.kill((await worker_of(client, model.name)).pid, signal.SIGKILL)
+    """Kill a model's worker as the kernel would, and wait until the server has noticed.
+
+    A load before would be one of a model that is there, and fail with it.
+    """
+    pid = (await worker_of(client, model.name)).pid
+    os.kill(pid, signal.SIGKILL)
+    async with client.watch_status(model.name, interval_s=LOOK_S) as statuses:
+        async for status in statuses:
+            if all(worker.pid != pid or worker.exit_code is not None for worker in status.workers):
+                return
 
 
 def drop_pages(folder: Path) -> None:
