@@ -88,11 +88,21 @@ class GreedyDual:
 
 
 class Cheapest:
-    """The controller's search for the cheapest set, under a given expectation of the next use."""
+    """The controller's search for the cheapest set, under a given expectation of the next use.
 
-    def __init__(self, cell: Cell, requests: Callable[[int, Seen], float]) -> None:
+    again_s: what a model's next request takes longer, beside the load, once it was evicted.
+    """
+
+    def __init__(
+        self,
+        cell: Cell,
+        requests: Callable[[int, Seen], float],
+        *,
+        again_s: Callable[[int], float] = lambda _: 0.0,
+    ) -> None:
         self._cell = cell
         self._requests = requests
+        self._again_s = again_s
 
     def choose(self, idle: Sequence[int], short: int, seen: Seen) -> Sequence[int]:
         """Search."""
@@ -101,7 +111,9 @@ class Cheapest:
                 f"{model:02d}",
                 self._cell.sizes[model],
                 seen.last_used_s[model],
-                reuse.cost(self._cell.reload_s(model), self._requests(model, seen)),
+                reuse.cost(
+                    self._cell.reload_s(model) + self._again_s(model), self._requests(model, seen)
+                ),
             )
             for model in idle
         )

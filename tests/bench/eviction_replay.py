@@ -40,6 +40,8 @@ class InOrder:
     """One machine that takes requests strictly one after the other."""
 
     def __init__(self, cell: Cell, policy: Policy) -> None:
+        self.loads = [0] * MODELS
+        """How often each model was loaded."""
         self._cell = cell
         self._policy = policy
         self._seen = Seen()
@@ -73,6 +75,7 @@ class InOrder:
         self._resident.add(model)
         seen.now_s += self._cell.reload_s(model)
         self._reload_s += self._cell.reload_s(model)
+        self.loads[model] += 1
 
     def _idle(self, short: int) -> list[int]:
         """Wait until the idle models are large enough; return them."""

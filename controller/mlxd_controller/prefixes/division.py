@@ -43,6 +43,8 @@ class Holder:
     """The most that one block takes."""
     evicts: bool = False
     """Whether it had to remove files since it was looked at last."""
+    is_limited: bool = False
+    """Whether its disk has no room for more than its share: it is given none."""
 
     @property
     def taken_nbytes(self) -> int:
@@ -135,6 +137,8 @@ class _Round:
             self._take_worth_less(holder, left, spared)
 
     def _is_full(self, holder: Holder) -> bool:
+        if holder.is_limited:
+            return False
         step = step_nbytes(self._budget_nbytes, holder)
         return holder.evicts or 2 * (holder.share_nbytes - holder.nbytes) < step
 

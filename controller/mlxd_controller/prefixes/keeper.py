@@ -4,6 +4,8 @@ Invariants:
 - What a worker may keep, it was given here: it begins with what its folder has. The larger of the
   last share that was ordered and of the worker's own word counts as taken, until the worker has
   ended: one that is being stopped still writes. An order without an answer is repeated.
+- A worker whose disk is full says that it may keep less than it was given. It then gives the rest
+  back, for others, and is given more only after a while.
 - Folders that a worker has, or one that is just loading, are never touched: only their own process
   removes files there, but for what `drop` and `verify` were asked for.
 - Files are looked at on a thread; one round or `drop` at a time, and one folder is verified, also
@@ -29,10 +31,20 @@ from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.root import Findings, FormFolder, RootFolder, open_root
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, QueueFull
 from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
+from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.ops.logs import get_logger
 
 LOOK_AGAIN_ROUNDS = 60
 """Idle folders are looked at anew after so many rounds: others may remove what is in them."""
+
+WORDS_MIN = 3
+"""Of what a worker says after it has answered an order, so many words are waited for: the first may
+have been on its way before, and any is up to `FRESH_S` old."""
+
+FRESH_S = config.STATUS_POLL_S
+
+LIMITED_ROUNDS = 60
+"""A worker whose disk was full is given no more for so many rounds, and may then try again."""
 
 _log = get_logger("prefix disk")
 
@@ -61,6 +73,10 @@ class Keeper:
         """The last share that a worker was given, by its number."""
         self._unsure: set[int] = set()
         """Workers that have not answered the last order."""
+        self._words: dict[int, tuple[WorkerFigures | None, int]] = {}
+        """The last word of a worker, and how many there were since it answered the last order."""
+        self._limited: dict[int, int] = {}
+        """For how many rounds yet a worker is given no more: its disk was full."""
         self._seen: dict[int, PrefixDiskFigures] = {}
         """What workers said when they were looked at last."""
 
@@ -104,6 +120,11 @@ class Keeper:
             numbers = {worker.number for worker in everybody}
             self._ordered = {n: share for n, share in self._ordered.items() if n in numbers}
             self._unsure &= numbers
+            self._words = {n: words for n, words in self._words.items() if n in numbers}
+            self._limited = {n: left - 1 for n, left in self._limited.items() if left > 1}
+            for worker, figures in living.items():
+                if self._hears_of_full_disk(worker, figures):
+                    await self._take_back(worker, figures)
             if await self._look(frozenset(figures.form for figures in living.values())):
                 holders = [self._holder(worker, figures) for worker, figures in living.items()]
                 others = self._count_others(_with_disk(everybody, stopping=True))
@@ -202,7 +223,25 @@ class Keeper:
             least_worth=figures.least_worth if figures.blocks else float("inf"),
             block_nbytes=figures.block_nbytes,
             evicts=seen is not None and figures.evicted > seen.evicted,
+            is_limited=worker.number in self._limited,
         )
+
+    def _hears_of_full_disk(self, worker: Worker, figures: PrefixDiskFigures) -> bool:
+        """Tell from a new word whether a worker's disk has no room for its whole share."""
+        last, count = self._words.get(worker.number, (None, 0))
+        own = worker.figures
+        if own is None or own is last or (own.age_s or 0.0) > FRESH_S:
+            return False
+        self._words[worker.number] = (own, count + 1)
+        share_nbytes = self._ordered.get(worker.number, 0)
+        is_sure = count + 1 >= WORDS_MIN and worker.number not in self._unsure
+        return is_sure and figures.budget_nbytes < share_nbytes
+
+    async def _take_back(self, worker: Worker, figures: PrefixDiskFigures) -> None:
+        """Let others have what a worker's disk has no room for, and give it no more for a while."""
+        self._limited[worker.number] = LIMITED_ROUNDS
+        before = self._ordered_before(worker, figures)
+        await self._try_to_give(worker, figures.budget_nbytes, before=before)
 
     async def _look(self, held: frozenset[str], *, again: bool = False) -> bool:
         """Look at the folders that no worker has, where they may have changed.
@@ -237,14 +276,16 @@ class Keeper:
             share = division.shares.get(figures.form, before)
             if figures.form not in division.shares and worker.number not in self._unsure:
                 continue
-            try:
-                await self._give(worker, share, before=before)
-            except MlxdError as error:
-                _log.warning(
-                    "worker took no share of the disk",
-                    model=worker.name,
-                    reason=error.describe(),
-                )
+            await self._try_to_give(worker, share, before=before)
+
+    async def _try_to_give(self, worker: Worker, nbytes: int, *, before: int) -> None:
+        """Give a worker a share; where it does not take it, the next round tries again."""
+        try:
+            await self._give(worker, nbytes, before=before)
+        except MlxdError as error:
+            _log.warning(
+                "worker took no share of the disk", model=worker.name, reason=error.describe()
+            )
 
     async def _give(self, worker: Worker, nbytes: int, *, before: int) -> None:
         """Give a worker a share. One that does not answer may have taken it, or not."""
@@ -253,6 +294,7 @@ class Keeper:
         self._unsure.add(worker.number)
         await worker.link.share_disk(nbytes, timeout_s=config.SHRINK_TIMEOUT_S)
         self._ordered[worker.number] = nbytes
+        self._words[worker.number] = (worker.figures, 0)
         self._unsure.discard(worker.number)
 
     def _ordered_before(self, worker: Worker, figures: PrefixDiskFigures) -> int:

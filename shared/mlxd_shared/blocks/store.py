@@ -76,7 +76,8 @@ class BlockStore:
         """Of what would go first, as of the last `survey`; see `index.worth`."""
         self._folder = folder
         self._full_nbytes: int | None = None
-        """What there was when the disk was full; None: it never was."""
+        """What there was when the disk was full; None: it was not since the last budget."""
+        self._said_full = False
         self._file_nbytes_max = file_nbytes_max
         self._check = check
         self._clock = clock
@@ -107,8 +108,12 @@ class BlockStore:
         return self._writable and self.budget_nbytes > 0
 
     def set_budget(self, nbytes: int) -> None:
-        """Keep at most so much from now on; what is beyond goes at once."""
+        """Keep at most so much from now on; what is beyond goes at once.
+
+        A disk that was full is tried again: whoever gives a budget may know more of it.
+        """
         self._share_nbytes = nbytes
+        self._full_nbytes = None
         self._make_room(0)
         self.survey()
 
@@ -230,8 +235,9 @@ class BlockStore:
         reason = error.strerror or str(error)
         if error.errno in _FULL:
             # What is there may stay, and be replaced; the disk has no room for more.
-            if self._full_nbytes is None:
+            if not self._said_full:
                 _log.warning("the disk is full", reason=reason, kept_nbytes=self.nbytes)
+                self._said_full = True
             self._full_nbytes = min(self.budget_nbytes, self.nbytes)
             return
         if self._writable:

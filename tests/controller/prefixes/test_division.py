@@ -33,7 +33,14 @@ _WORTHS = st.sampled_from([0.0, 1e-9, 0.5, 1.0, 1.2, 4.0, math.inf])
 _SIZES = st.integers(0, 3 * BUDGET)
 _HOLDERS = st.lists(
     st.builds(
-        Holder, st.uuids().map(str), _SIZES, _SIZES, _WORTHS, st.integers(0, BUDGET), st.booleans()
+        Holder,
+        st.uuids().map(str),
+        _SIZES,
+        _SIZES,
+        _WORTHS,
+        st.integers(0, BUDGET),
+        st.booleans(),
+        st.booleans(),
     ),
     max_size=5,
 )
@@ -71,6 +78,12 @@ def test_free_room_goes_to_who_is_full() -> None:
     """Of two workers only the one without room to grow gets a step, and later one more."""
     holders = [holder("full", 300, 300), holder("idle", 100, 400)]
     assert divide(BUDGET, holders, []) == Division({"full": 300 + STEP})
+
+
+def test_a_full_disk_is_given_nothing() -> None:
+    """A worker whose disk has no room gets none, though it evicts; another one gets it."""
+    limited = holder("limited", 300, 300, 9.0, evicts=True, is_limited=True)
+    assert divide(BUDGET, [limited, holder("full", 300, 300)], []).shares == {"full": 300 + STEP}
 
 
 def test_a_new_model_gets_room_for_some_blocks() -> None:

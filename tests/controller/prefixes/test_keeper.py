@@ -14,7 +14,13 @@ import pytest_asyncio
 from mlxd_controller.core.state import Model
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.prefixes.division import STEPS_OF_BUDGET
-from mlxd_controller.prefixes.keeper import Keeper, open_keeper
+from mlxd_controller.prefixes.keeper import (
+    FRESH_S,
+    LIMITED_ROUNDS,
+    WORDS_MIN,
+    Keeper,
+    open_keeper,
+)
 from mlxd_controller.runtime.changes import Changes
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.settings import DiskBudget
@@ -116,6 +122,46 @@ async def test_an_old_word_gives_nothing_twice(kept: Kept) -> None:
     await kept.share_out()
     await kept.share_out()
     await kept.share_out()
+    assert kept.link.shares == [STEP]
+
+
+async def say_often(kept: Kept, **changed: object) -> None:
+    """Have the worker say the same until the keeper believes that it knows of the last order."""
+    for _ in range(WORDS_MIN):
+        kept.say(**changed)
+        await kept.share_out()
+
+
+@pytest.mark.asyncio
+async def test_a_full_disk_gives_its_room_back(kept: Kept) -> None:
+    """A worker that may keep less than it was given, because its disk is full, has that for a share
+    from then on, however much it evicts; after a while it is given a step to try again.
+    """
+    await kept.share_out()
+    await say_often(kept, budget_nbytes=STEP // 2, nbytes=STEP // 2, blocks=1)
+    assert kept.link.shares == [STEP, STEP // 2]
+    for evicted in range(1, LIMITED_ROUNDS):
+        kept.say(evicted=evicted)
+        await kept.share_out()
+    assert kept.link.shares == [STEP, STEP // 2]
+    kept.say(evicted=LIMITED_ROUNDS)
+    await kept.share_out()
+    assert kept.link.shares == [STEP, STEP // 2, STEP // 2 + STEP]
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("age_s", [None, 0.0, FRESH_S + 0.1])
+async def test_an_old_word_is_no_full_disk(kept: Kept, age_s: float | None) -> None:
+    """The first words after an order may be from before it, and so is what an engine that stands
+    still said last: no share is taken back for them.
+    """
+    await kept.share_out()
+    for _ in range(WORDS_MIN if age_s else WORDS_MIN - 1):
+        kept.say(budget_nbytes=0)
+        assert kept.worker.figures is not None
+        kept.worker.note_figures(replace(kept.worker.figures, age_s=age_s), 0.0)
+        await kept.share_out()
+        await kept.share_out()
     assert kept.link.shares == [STEP]
 
 

@@ -141,6 +141,24 @@ def test_a_full_disk_ends_the_growth(tmp_path: Path) -> None:
     store.close()
 
 
+def test_a_new_budget_tries_a_full_disk_again(tmp_path: Path) -> None:
+    """It may have room by now; that it was full is not said twice."""
+    store = open_blocks(tmp_path / "blocks")
+    store.write(CHAIN[0])
+    with capture_logs() as logs:
+        with at_most(FILE_NBYTES // 2):
+            assert not store.write(CHAIN[1])
+            store.set_budget(AMPLE)
+            assert not store.write(CHAIN[2])
+        assert store.budget_nbytes == FILE_NBYTES
+        store.set_budget(AMPLE)
+        assert store.write(CHAIN[3])
+
+    assert (store.budget_nbytes, store.nbytes) == (AMPLE, 2 * FILE_NBYTES)
+    assert [log["event"] for log in logs] == ["the disk is full"]
+    store.close()
+
+
 def test_a_disk_that_cannot_be_written_to_ends_the_writing(tmp_path: Path) -> None:
     """With one line; what is there is served."""
     store = open_blocks(tmp_path / "blocks")

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mlxd_shared.blocks.block_file import BlockId, Part
-from mlxd_shared.blocks.index import BlockIndex, Entry, worth
+from mlxd_shared.blocks.index import PAST_MIN, BlockIndex, Entry, worth
 from tests.support.effort import SAME_EACH_TIME, examples
 
 NOW_S = 10_000.0
@@ -94,3 +94,61 @@ def test_a_use_is_counted() -> None:
     used = index.get(entry(1).id)
     assert used is not None
     assert (used.last_s, used.uses, len(index)) == (70.0, 3, 1)
+
+
+def test_what_came_back_after_a_pause_stays_for_another_one() -> None:
+    """Of two files that were used as often and last at the same time, the one that had come back
+    after a longer pause is worth more.
+    """
+    index = index_of(entry(1), entry(2))
+    for number, times_s in ((1, (8_000.0, 9_000.0)), (2, (8_990.0, 9_000.0))):
+        for at_s in times_s:
+            index.use(entry(number).id, at_s)
+
+    rare, busy = index.get(entry(1).id), index.get(entry(2).id)
+    assert rare is not None
+    assert busy is not None
+    assert (rare.pause_s, busy.pause_s, rare.uses, busy.uses) == (1_000.0, 10.0, 3, 3)
+    assert worth(rare, NOW_S) > worth(busy, NOW_S)
+    index.use(rare.id, 9_000.5)
+    again = index.get(rare.id)
+    assert again is not None
+    assert again.pause_s == 1_000.0, "two requests at a time are no rhythm"
+
+
+def test_uses_are_remembered_of_what_went() -> None:
+    """A block that is written again, or only now, has the uses that it had without a file."""
+    index = index_of(entry(1))
+    index.use(entry(1).id, 100.0)
+    index.drop(entry(1).id)
+    index.use(entry(1).id, 400.0)
+    index.use(entry(2).id, 400.0)
+    assert (index.nbytes, len(index), index.get(entry(1).id)) == (0, 0, None)
+
+    index.add(entry(1, last_s=500.0))
+    index.add(entry(2, last_s=500.0))
+    index.add(entry(3, last_s=500.0))
+
+    known = [(each.uses, each.pause_s, each.last_s) for each in index]
+    assert known == [(3, 300.0, 500.0), (2, 0.0, 500.0), (1, 0.0, 500.0)]
+
+
+def test_so_many_pasts_are_remembered_and_no_more() -> None:
+    """Those used last: what is said of blocks that are not there is bounded."""
+    index = BlockIndex()
+    for number in range(PAST_MIN + 2):
+        index.use(entry(number).id, 0.0)
+    index.use(entry(2).id, 1.0)
+    index.use(entry(PAST_MIN + 2).id, 1.0)
+
+    for number in range(PAST_MIN + 3):
+        index.add(entry(number))
+
+    fresh = [number for number in range(PAST_MIN + 3) if _uses(index, number) == 1]
+    assert fresh == [0, 1, 3]
+
+
+def _uses(index: BlockIndex, number: int) -> int:
+    known = index.get(entry(number).id)
+    assert known is not None
+    return known.uses

@@ -5,6 +5,8 @@ Invariants:
   reading them back is quicker than computing them (`blocks.policy`). Between a use and its block's
   turn the snapshots may have been evicted: then nothing is written, until the next use.
 - At most one block is cut and handed over at a time, and none while the threads have enough.
+- A prompt's blocks are named once for each request that uses it; those that memory is about to let
+  go, a few at a time (`doomed`), and only where writing the prompt would pay.
 - A prompt is given the blocks that follow what it has in memory, up to a length at which every kind
   of layer can stand: kinds with a state stop at the ends of blocks for which one was written.
 - A use in memory is a use of the same blocks on disk.
@@ -14,7 +16,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -33,6 +35,7 @@ from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.disk.cutting import cut, tensors_of
+from mlxd_worker.cache.disk.doomed import DoomedPrompts
 from mlxd_worker.cache.disk.shapes import BlockShapes
 from mlxd_worker.cache.disk.tier import BlockTier, Reading
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
@@ -70,6 +73,7 @@ class PrefixDisk:
         self._state_kinds = shapes.kinds(Part.STATE)
         self._block_nbytes = shapes.block_nbytes
         self._wanted: dict[BlockId, _Wanted] = {}
+        self._doomed = DoomedPrompts(tier.store.form_name, block_tokens=self.block_tokens)
         self._trie: Trie | None = None
 
     @property
@@ -79,8 +83,8 @@ class PrefixDisk:
 
     @property
     def pending(self) -> bool:
-        """Whether blocks wait to be cut."""
-        return bool(self._wanted) and self.tier.writes
+        """Whether blocks wait to be named or cut."""
+        return bool(self._wanted or self._doomed) and self.tier.writes
 
     def watch(self, trie: Trie) -> None:
         """Cut blocks from what `trie` keeps; once, before anything else."""
@@ -116,7 +120,7 @@ class PrefixDisk:
         if chosen is None:
             return None
         count, states = ways[chosen]
-        self._use(names[: chosen.tokens // self.block_tokens])
+        self._use(names[first : chosen.tokens // self.block_tokens])
         return self.tier.read(
             (*needed[:count], *states),
             nbytes=chosen.nbytes,
@@ -136,8 +140,8 @@ class PrefixDisk:
         """Learn what of memory is the next to make room: its next use can only be from disk."""
         for node in nodes:
             end = node if not self._state_kinds else self._last_with_state(node)
-            if end is not None:
-                self._want(end.key(), leaving=True)
+            if end is not None and self._pays(end.stop // self.block_tokens, leaving=True):
+                self._doomed.note(end)
 
     def tend(self, *, idle: bool) -> None:
         """Hand one block over, where one waits and there is room; once a step.
@@ -146,6 +150,10 @@ class PrefixDisk:
         """
         if not self.tier.writes:
             self._wanted.clear()
+            self._doomed.clear()
+        named = self._doomed.advance()
+        if named is not None:
+            self._enlist(named.key, named.names)
         while self._wanted and self.tier.has_room():
             block_id = next(iter(self._wanted))
             block = self._cut(block_id, self._wanted.pop(block_id))
@@ -170,6 +178,7 @@ class PrefixDisk:
         if self._wanted or not done:
             _log.warning("left blocks unwritten", count=len(self._wanted), timeout_s=timeout_s)
         self._wanted.clear()
+        self._doomed.clear()
 
     def figures(self, *, hit_tokens: int) -> PrefixDiskFigures:
         """Return what is there and has been done; `hit_tokens` of prompts came from here."""
@@ -229,28 +238,43 @@ class PrefixDisk:
         return at_end and all(kind in node.snapshots for kind in self._state_kinds)
 
     def _want(self, key: Key, *, uses: int = 0, leaving: bool = False) -> tuple[bytes, ...]:
-        """Have a prompt's whole blocks cut, and its state where it ends with one; return names."""
+        """Have a prompt's whole blocks cut, where that pays; return their names."""
         names = names_of(self._form_name, key, block_tokens=self.block_tokens)
-        if not names or not self.tier.writes:
-            return names
+        if self._pays(len(names), uses=uses, leaving=leaving):
+            self._enlist(key, names)
+        return names
+
+    def _pays(self, count: int, *, uses: int = 0, leaving: bool = False) -> bool:
+        """Tell whether a prompt's first blocks, and a state at their end, are worth writing."""
+        if not count or not self.tier.writes:
+            return False
+        nbytes, files = 0, 0
+        if self._entry_kinds:
+            # Of a block's positions there are as many entries at any depth.
+            nbytes, files = count * self.shapes.nbytes(Part.ENTRIES, 0), count
+        if self._state_kinds:
+            nbytes += self.shapes.nbytes(Part.STATE, count - 1)
+            files += 1
+        return is_worth_writing(
+            self.tier.rates(self.token_s),
+            tokens=count * self.block_tokens,
+            nbytes=nbytes,
+            files=files,
+            uses=uses,
+            leaving=leaving,
+        )
+
+    def _enlist(self, key: Key, names: Sequence[bytes]) -> None:
+        """Have blocks cut in their turn, and a prompt's state where its last block ends."""
         files = [(depth, Part.ENTRIES) for depth in range(len(names)) if self._entry_kinds]
         if self._state_kinds:
             files.append((len(names) - 1, Part.STATE))
-        nbytes = sum(self.shapes.nbytes(what, depth) for depth, what in files[-2:])
-        if len(files) > 2:
-            nbytes += self.shapes.nbytes(Part.ENTRIES, 0) * (len(files) - 2)
-        rates, tokens = self.tier.rates(self.token_s), len(names) * self.block_tokens
-        if not is_worth_writing(
-            rates, tokens=tokens, nbytes=nbytes, files=len(files), uses=uses, leaving=leaving
-        ):
-            return names
         for depth, what in files:
             block = BlockId(names[depth], what)
             before = names[depth - 1] if depth else self._form_name
             is_there = block in self._wanted or self.tier.store.nbytes_of(block) is not None
             if not is_there and not self.tier.is_writing(block) and len(self._wanted) < WANTED_MAX:
                 self._wanted[block] = _Wanted(key, depth, before)
-        return names
 
     def _use(self, names: Iterable[bytes]) -> None:
         self.tier.store.use(BlockId(name, what) for name in names for what in Part)

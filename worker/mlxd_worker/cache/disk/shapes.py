@@ -50,6 +50,8 @@ class BlockShapes:
             Part.ENTRIES: {kind: tuple(same) for kind, same in layers.items() if kind.sliceable},
             Part.STATE: {kind: tuple(same) for kind, same in layers.items() if not kind.sliceable},
         }
+        self._nbytes: dict[tuple[Part, int], int] = {}
+        """What was asked for; depths are at most as many as a context has blocks."""
 
     def kinds(self, part: Part) -> tuple[Kind, ...]:
         """Return the kinds of layers of which a part holds something; none: it has no files."""
@@ -72,8 +74,12 @@ class BlockShapes:
 
     def nbytes(self, part: Part, depth: int) -> int:
         """Return the bytes of a part's tensors."""
-        shapes = self.of(part, depth).values()
-        return sum(math.prod(shape.shape) * shape.dtype.size for shape in shapes)
+        known = self._nbytes.get((part, depth))
+        if known is None:
+            shapes = self.of(part, depth).values()
+            known = sum(math.prod(shape.shape) * shape.dtype.size for shape in shapes)
+            self._nbytes[part, depth] = known
+        return known
 
     @property
     def nbytes_max(self) -> int:
