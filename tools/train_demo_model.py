@@ -35,7 +35,7 @@ from demo_training.prepared import load_prepared, prepare
 from demo_training.sample import print_samples
 from demo_training.shape import Shape
 from demo_training.tokens import token_stream
-from demo_training.train import Recipe, train, train_chats
+from demo_training.train import Chats, Recipe, train, train_chats
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -80,8 +80,9 @@ def _train(prepared_folder: Path, out: Path, options: argparse.Namespace) -> Non
         parameters, facts = first.parameters, run_facts(first)
     else:
         parameters, facts = read_stage(options.first, shape)
+    chats = Chats(prepared.chat_windows, prepared.chat_marks)
     outcome = train_chats(
-        parameters, prepared.stream, prepared.chat_windows, held_out, shape, recipe, steps_max=limit
+        parameters, prepared.stream, chats, held_out, shape, recipe, steps_max=limit
     )
     write_model(out, prepared, shape, outcome)
     write_facts(out, prepared, shape, recipe, (facts, run_facts(outcome)))

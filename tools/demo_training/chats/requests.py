@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 
 from demo_training.chats.conversations import ChatMaker, Source
-from demo_training.chats.packing import render
+from demo_training.chats.packing import Rendered, render_marked
 from demo_training.chats.people import Namer, everybody
 from demo_training.chats.wordings import JUDGED
 from demo_training.parallel import share_out
@@ -47,7 +47,7 @@ def sample_of_requests(requests: Sequence[Request]) -> tuple[Request, ...]:
     return tuple(requests[::SAMPLE_EVERY])
 
 
-def training_chats(training: Sequence[str], held_out: Sequence[str], seed: int) -> list[str]:
+def training_chats(training: Sequence[str], held_out: Sequence[str], seed: int) -> list[Rendered]:
     """Return rendered chats made of the training texts, in a random order.
 
     Nobody of the held-out texts is in them.
@@ -64,10 +64,10 @@ def training_chats(training: Sequence[str], held_out: Sequence[str], seed: int) 
 
 def _chats_of(
     maker: ChatMaker, seed: int, items: Sequence[tuple[int, str, tuple[str, ...]]]
-) -> list[list[str]]:
-    made: list[list[str]] = []
+) -> list[list[Rendered]]:
+    made: list[list[Rendered]] = []
     for index, text, people in items:
         rng = np.random.default_rng([seed, index])
         chats = maker.chats(Source.of(text, people), rng)
-        made.append([render(turns) for turns in chats])
+        made.append([render_marked(chat) for chat in chats])
     return made
