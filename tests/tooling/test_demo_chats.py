@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +14,13 @@ from demo_training.chats.conversations import NAMED_CHARS, Chat, ChatMaker, Sour
 from demo_training.chats.packing import Rendered, chat_windows, render, render_marked
 from demo_training.chats.passages import passage_at, sentences, shorten
 from demo_training.chats.people import CommonWords, Namer, crossed_name, names, people_of
-from demo_training.chats.requests import Request, held_out_requests, training_chats
+from demo_training.chats.requests import (
+    Request,
+    held_out_names,
+    judged_requests,
+    sample_of_requests,
+    training_chats,
+)
 from demo_training.chats.wordings import (
     ABOUT,
     ABOUT_SOMEBODY,
@@ -157,13 +164,23 @@ def test_judged_wordings_are_held_out() -> None:
     assert not judged & {text.lower() for text in trained}
 
 
+def test_the_sample_has_every_wording() -> None:
+    """The quick sample of requests has each wording as often as another, give or take one."""
+    sampled = Counter(request.text for request in sample_of_requests(judged_requests(["Tom"])))
+
+    assert len(sampled) == len(JUDGED)
+    assert max(sampled.values()) - min(sampled.values()) <= 1
+
+
 def test_requests_and_chats_follow_from_the_texts() -> None:
     """Requests are 200, each with its name in it; chats come out the same again."""
-    requests = held_out_requests([STORY.replace("Robin", "Tristan")])
+    people = held_out_names([STORY.replace("Robin", "Tristan"), STORY])
+    requests = judged_requests(people)
     chats = [training_chats([STORY] * 3, [STORY.replace("Marian", "Isolde")], 5) for _ in range(2)]
 
     assert len(requests) == 200
-    assert {request.name for request in requests} == {"Tristan", "Marian"}
+    assert people == ("Tristan", "Robin", "Marian")
+    assert {request.name for request in requests} == set(people)
     assert all(names(request.text, request.name) for request in requests)
     assert chats[0] == chats[1] != []
     assert not any(names(chat.text, "Robin") for chat in chats[0])
