@@ -19,7 +19,7 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 
 from demo_training.chats.answers import answers, judge
-from demo_training.chats.requests import held_out_requests, sample_of_requests
+from demo_training.chats.requests import judged_requests, sample_of_requests
 from demo_training.corpus import Story, held_out_stories
 from demo_training.evaluate import evaluate, sample_of
 from demo_training.export import (
@@ -27,6 +27,7 @@ from demo_training.export import (
     folder_nbytes,
     read_stage,
     record_scores,
+    recorded_names,
     run_facts,
     write_facts,
     write_model,
@@ -35,7 +36,7 @@ from demo_training.prepared import load_prepared, prepare
 from demo_training.sample import print_samples
 from demo_training.shape import Shape
 from demo_training.tokens import token_stream
-from demo_training.train import Recipe, train, train_chats
+from demo_training.train import Chats, Recipe, train, train_chats
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -52,9 +53,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         score = evaluate(_require(parser, options.out, "--out"), sample_of(stories))
         print(json.dumps(asdict(score)))
     elif options.evaluate_requests:
-        stories = held_out_stories(_require(parser, options.data, "--data"))
-        requests = sample_of_requests(held_out_requests([story.text for story in stories]))
-        written = answers(_require(parser, options.out, "--out"), requests)
+        folder = _require(parser, options.out, "--out")
+        requests = sample_of_requests(judged_requests(recorded_names(folder)))
+        written = answers(folder, requests)
         print(json.dumps(asdict(judge(requests, written))))
     elif options.prepare_only:
         data = _require(parser, options.data, "--data")
@@ -80,8 +81,9 @@ def _train(prepared_folder: Path, out: Path, options: argparse.Namespace) -> Non
         parameters, facts = first.parameters, run_facts(first)
     else:
         parameters, facts = read_stage(options.first, shape)
+    chats = Chats(prepared.chat_windows, prepared.chat_marks)
     outcome = train_chats(
-        parameters, prepared.stream, prepared.chat_windows, held_out, shape, recipe, steps_max=limit
+        parameters, prepared.stream, chats, held_out, shape, recipe, steps_max=limit
     )
     write_model(out, prepared, shape, outcome)
     write_facts(out, prepared, shape, recipe, (facts, run_facts(outcome)))

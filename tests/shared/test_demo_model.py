@@ -34,11 +34,10 @@ DEMO = ROOT / "shared" / "mlxd_shared" / "demo_model"
 BITS_PER_BYTE_MAX = 1.40
 SCORING_S_MAX = 150
 ENDED_SHARE_MIN = 0.95
-NAMED_APART_MAX = 8
-"""Of the 40 sampled answers. Sums round differently from one machine to another, and an answer that
-parts from the recorded one at any token is another draw: two machines were 4 apart, and the
-difference of draws that have nothing in common has a standard deviation of 4. So this tells a model
-that cannot be asked, or the wrong file, from ours; a small loss shows in the 200 alone."""
+NAMED_SHARE_MIN = 0.80
+"""Also of the 67 that are sampled anew. Sums round differently from one machine to another, and an
+answer that parts from the recorded one at any token is another draw: a few of 67 more or less,
+where 97 % are named."""
 TEXTS = (
     "Once upon a time",
     'He said: "No!"\n\nAnd they  went\thome. ',
@@ -149,6 +148,8 @@ def test_the_papers_name_the_figure() -> None:
     requests = facts["held_out_requests"]
     assert f"{requests['named']} of {requests['requests']} requests" in card
     assert f"{requests['ended']} answers" in card
+    assert requests["named"] >= NAMED_SHARE_MIN * requests["requests"]
+    assert f"{len(facts['held_out_names'])} people" in card
     assert requests["ended"] >= ENDED_SHARE_MIN * requests["requests"]
 
 
@@ -177,13 +178,13 @@ def test_the_figure_is_that_of_the_file() -> None:
 
 @pytest.mark.skipif(not IN_FULL, reason="scores a file that does not change: for CI")
 def test_answers_are_those_of_the_file() -> None:
-    """The sampled requests, answered anew by the shipped file, are named and ended as recorded."""
+    """The sampled requests, answered anew by the shipped file, name whom they should, and end."""
     recorded = read("training.json")["held_out_requests_sample"]
     score = score_anew("--evaluate-requests")
 
     assert score["requests"] == recorded["requests"]
     assert score["ended"] >= ENDED_SHARE_MIN * score["requests"]
-    assert abs(score["named"] - recorded["named"]) <= NAMED_APART_MAX
+    assert score["named"] >= NAMED_SHARE_MIN * score["requests"]
 
 
 def test_the_held_out_stories_are_those_of_the_rule() -> None:

@@ -2,17 +2,33 @@
 
 from __future__ import annotations
 
+import re
+from collections import Counter
+
 import numpy as np
 import pytest
 from tokenizers import Tokenizer
 
 from demo_training.chats.answers import Answer, judge, sample
-from demo_training.chats.conversations import ChatMaker, Source
-from demo_training.chats.packing import chat_windows, render
+from demo_training.chats.conversations import NAMED_CHARS, Chat, ChatMaker, Source
+from demo_training.chats.packing import Rendered, chat_windows, render, render_marked
 from demo_training.chats.passages import passage_at, sentences, shorten
-from demo_training.chats.people import CommonWords, Namer, names, people_of
-from demo_training.chats.requests import Request, held_out_requests, training_chats
-from demo_training.chats.wordings import ABOUT, ABOUT_SOMEBODY, JUDGED, REQUEST_WORDINGS
+from demo_training.chats.people import CommonWords, Namer, crossed_name, names, people_of
+from demo_training.chats.requests import (
+    Request,
+    held_out_names,
+    judged_requests,
+    sample_of_requests,
+    training_chats,
+)
+from demo_training.chats.wordings import (
+    ABOUT,
+    ABOUT_SOMEBODY,
+    CLOSERS,
+    JUDGED,
+    OPENERS,
+    REQUEST_WORDINGS,
+)
 from demo_training.forward import initial_parameters
 from demo_training.reference import Reference
 from demo_training.shape import Shape
@@ -21,7 +37,7 @@ from demo_training.tokens import BOUNDARY, BOUNDARY_ID, TURN_END, TURN_END_ID, t
 PARAGRAPHS = (
     (
         "Robin went down to the river before the sun was up, for he had heard the miller speak of "
-        'a fox that sat there every night and counted the stars. "Who is there?" wordings Robin.'
+        'a fox that sat there every night and counted the stars. "Who is there?" asked Robin.'
     ),
     (
         '"Nobody," said the fox, and went on counting. Robin sat down beside him on a stone, and '
@@ -59,7 +75,7 @@ def test_a_passage_begins_and_ends_naturally() -> None:
 
 
 def test_a_shorter_telling_is_at_most_half() -> None:
-    """The first sentence stays, with those that name what was wordings for."""
+    """The first sentence stays, with those that name what was asked for."""
     short = shorten(STORY[: len("\n".join(PARAGRAPHS * 2))], "Robin")
     assert short is not None
     assert short.startswith(sentences(PARAGRAPHS[0])[0])
@@ -68,46 +84,106 @@ def test_a_shorter_telling_is_at_most_half() -> None:
     assert shorten("One. Two.", "One") is None
 
 
-def test_nobody_held_out_is_in_a_chat() -> None:
-    """Held-out names are replaced wherever they stand; a request's name stands in its answer."""
-    namer = Namer.of(["Robin", "Marian", "Alda"], {"Robin"})
-    maker = ChatMaker.of(namer)
-    source = Source.of(STORY, ("Robin", "Marian"))
-    chats = [
-        turns for seed in range(60) for turns in maker.chats(source, np.random.default_rng(seed))
-    ]
-    wordings = [w.format(x="\0") for w in (*ABOUT, *ABOUT_SOMEBODY)]
+def test_a_passage_is_not_cut_far_from_what_was_asked() -> None:
+    """A paragraph that goes on to over twice the length asked for is cut behind a sentence."""
+    sentence = "Robin went down to the river and sat there until the evening had come. "
+    passage = passage_at((sentence * 12).strip(), 0, 170)
 
+    assert passage is not None
+    assert passage.text == (sentence * 3).strip()
+
+
+@pytest.fixture(scope="module")
+def chats() -> list[Chat]:
+    """Sixty draws of a story's chats; Robin is held out."""
+    maker = ChatMaker.of(Namer.of(["Robin", "Marian", "Alda"], {"Robin"}))
+    source = Source.of(STORY, ("Robin", "Marian"))
+    return [chat for seed in range(60) for chat in maker.chats(source, np.random.default_rng(seed))]
+
+
+def test_nobody_held_out_is_in_a_chat(chats: list[Chat]) -> None:
+    """Held-out names are replaced wherever they stand, and nobody is given one."""
     assert len(chats) > 40
-    assert not any(names(content, "Robin") for turns in chats for _, content in turns)
+    assert not any(names(content, "Robin") for chat in chats for _, content in chat.turns)
+
+
+def test_an_answer_names_soon_whom_its_request_names(chats: list[Chat]) -> None:
+    """Whoever is asked for by name is named before the answer's fortieth character."""
     named = 0
-    for turns in chats:
-        request, answer = turns[-2][1], turns[-1][1]
-        for wording in wordings:
-            head, _, tail = wording.partition("\0")
-            if head and request.startswith(head) and request.endswith(tail):
-                name = request[len(head) : len(request) - len(tail)]
-                if name.istitle() and name.isalpha():
-                    assert names(answer, name), request
-                    named += 1
-    assert named > 10
+    for chat in chats:
+        for place, (role, content) in enumerate(chat.turns):
+            wanted = [who for who in chat.subjects if names(chat.turns[place - 1][1], who)]
+            if role == "assistant" and wanted:
+                said = re.search("|".join(wanted), content)
+                assert said is not None, chat.turns
+                assert said.start() < NAMED_CHARS, chat.turns
+                named += 1
+    assert named > 40
+
+
+def test_a_passage_is_about_whom_it_names_first() -> None:
+    """A paragraph counts for the first person in it alone, and not where he comes late."""
+    lines = (
+        "Marian ran to Robin, who was at the river before the sun was up.",
+        "Then Robin said that it was late; and he looked at Marian again.",
+        "Down at the river, before the sun was up, and no bird sang, was Robin.",
+    )
+    starts = [0, len(lines[0]) + 1]
+    source = Source.of("\n".join(lines), ("Robin", "Marian"))
+
+    assert source.starts_by_name == {"Marian": (starts[0],)}
+    late = Source.of("\n".join(lines).replace("Then Robin", "Now Robin"), ("Robin", "Marian"))
+    assert late.starts_by_name == {"Robin": (starts[1],), "Marian": (starts[0],)}
+
+
+def test_new_names_are_of_three_kinds() -> None:
+    """Names of stories, crossings of two of them, and names made up: none foretells itself."""
+    pool = ["Marian", "Hodge", "Alda"]
+    rng = np.random.default_rng(3)
+    crossings = {a[: (len(a) + 1) // 2] + b[(len(b) + 1) // 2 :] for a in pool for b in pool}
+    drawn = [Namer.of(pool, {"Robin"}).draw(rng, "Alda ran.") for _ in range(300)]
+    known = sum(name in pool for name in drawn)
+    crossed = sum(name in crossings - set(pool) for name in drawn)
+
+    assert {crossed_name(rng, pool) for _ in range(200)} == crossings
+    assert not {"Alda", "Robin"} & set(drawn)
+    assert min(known, crossed, len(drawn) - known - crossed) > 40
 
 
 def test_judged_wordings_are_held_out() -> None:
-    """No wording that is judged is trained on."""
-    assert not {text.lower() for text in JUDGED} & {text.lower() for text in REQUEST_WORDINGS}
+    """No wording that is judged is trained on, whatever stands before or behind it."""
+    judged = {text.lower() for text in JUDGED}
+    trained = [*REQUEST_WORDINGS]
+    trained += [
+        opener + wording + closer
+        for wording in (*ABOUT, *ABOUT_SOMEBODY)
+        for opener in ("", *OPENERS)
+        for closer in ("", *CLOSERS)
+    ]
+
+    assert not judged & {text.lower() for text in trained}
+
+
+def test_the_sample_has_every_wording() -> None:
+    """The quick sample of requests has each wording as often as another, give or take one."""
+    sampled = Counter(request.text for request in sample_of_requests(judged_requests(["Tom"])))
+
+    assert len(sampled) == len(JUDGED)
+    assert max(sampled.values()) - min(sampled.values()) <= 1
 
 
 def test_requests_and_chats_follow_from_the_texts() -> None:
     """Requests are 200, each with its name in it; chats come out the same again."""
-    requests = held_out_requests([STORY.replace("Robin", "Tristan")])
+    people = held_out_names([STORY.replace("Robin", "Tristan"), STORY])
+    requests = judged_requests(people)
     chats = [training_chats([STORY] * 3, [STORY.replace("Marian", "Isolde")], 5) for _ in range(2)]
 
     assert len(requests) == 200
-    assert {request.name for request in requests} == {"Tristan", "Marian"}
+    assert people == ("Tristan", "Robin", "Marian")
+    assert {request.name for request in requests} == set(people)
     assert all(names(request.text, request.name) for request in requests)
     assert chats[0] == chats[1] != []
-    assert not any(names(chat, "Robin") for chat in chats[0])
+    assert not any(names(chat.text, "Robin") for chat in chats[0])
 
 
 @pytest.fixture(scope="module")
@@ -121,15 +197,29 @@ def tokenizer() -> Tokenizer:
 def test_windows_begin_with_a_chat(tokenizer: Tokenizer) -> None:
     """Every window begins with a chat, and one that was cut begins the next, whole."""
     texts = [render((("user", f"abc {n}"), ("assistant", "def " * n))) for n in range(1, 40)]
-    windows = chat_windows(tokenizer, texts, 128)
+    windows, marks = chat_windows(tokenizer, [Rendered(text) for text in texts], 128)
 
     assert windows.shape[1] == 129
+    assert marks.shape == windows.shape
+    assert not marks.any()
     assert (windows[:, 0] == BOUNDARY_ID).all()
     assert (windows == TURN_END_ID).any(axis=1).all()
     starts = [tokenizer.decode(row.tolist(), skip_special_tokens=False) for row in windows]
     assert all(any(start.startswith(text) for text in texts) for start in starts)
     assert texts[0].count(TURN_END) == 2
     assert texts[0].startswith(BOUNDARY)
+
+
+def test_the_name_asked_for_is_marked_with_what_ends_it(tokenizer: Tokenizer) -> None:
+    """Marked: where an answer first says whom its own request names, and the next token."""
+    talk = ("Who is Bo?", "So Bo ran. Bo!", "Go on.", "Bo sat.", "And Al?", "Al, and Bo.")
+    turns = tuple((("user", "assistant")[n % 2], text) for n, text in enumerate(talk))
+    chat = render_marked(Chat(turns, ("Bo", "Al", "Bo")))
+    windows, marks = chat_windows(tokenizer, [chat, chat], len(tokenizer.encode(chat.text)) - 1)
+
+    assert [chat.text[start:end] for start, end in chat.spans] == ["Bo", "Al"]
+    assert chat.text[: chat.spans[0][0]].endswith("assistant\nSo ")
+    assert tokenizer.decode(windows[0][marks[0]].tolist()) == "Bo Al,"
 
 
 def test_rows_are_sampled_apart() -> None:

@@ -19,7 +19,7 @@ from demo_training.overlap import SPAN_CHARS, HeldOutSpans, run_hashes
 from demo_training.reference import Cache, Reference
 from demo_training.shape import Shape
 from demo_training.tokens import BOUNDARY_ID
-from demo_training.train import Recipe, epoch_starts, learning_rate, train, train_chats
+from demo_training.train import Chats, Recipe, epoch_starts, learning_rate, train, train_chats
 
 TINY = Shape(
     vocab_size=32,
@@ -148,7 +148,8 @@ def test_a_token_at_a_time_gives_the_same_logits() -> None:
 def test_the_second_stage_learns_chats_too() -> None:
     """From the first stage's weights, what only the chats repeat is foretold as well."""
     stream = np.tile(np.array([BOUNDARY_ID, *range(1, 12)], np.uint16), 40)
-    chats = np.tile(np.arange(20, 31, dtype=np.uint16), (8, 2))[:, :17]
+    windows = np.tile(np.arange(20, 31, dtype=np.uint16), (8, 2))[:, :17]
+    chats = Chats(windows, windows == 25)
     recipe = Recipe(rate_peak=1e-2, warmup_steps=5, batch_windows=4, epochs=8.0)
     second = replace(recipe, chat_steps=60, chat_rate_peak=1e-2, chat_warmup_steps=5)
     first = train(stream, stream[:100], TINY, recipe, steps_max=40)
@@ -157,10 +158,31 @@ def test_the_second_stage_learns_chats_too() -> None:
 
     assert outcome.steps == 60
     before, after = (
-        float(np.array(mean_loss(parameters, mx.array(chats.astype(np.int32)), TINY)))
+        float(np.array(mean_loss(parameters, mx.array(windows.astype(np.int32)), TINY)))
         for parameters in (first.parameters, outcome.parameters)
     )
     assert after < 1 < before
+
+
+def test_names_count_for_more_in_chats() -> None:
+    """A marked token's loss counts as often as the recipe says; others count once."""
+    windows = np.arange(34, dtype=np.uint16).reshape(2, 17) % TINY.vocab_size
+    marks = np.zeros(windows.shape, np.bool_)
+    marks[1, 5] = True
+    weights = Chats(windows, marks).weights(np.array([1, 0]), 5.0)
+    parameters, ids = initial_parameters(TINY, seed=3), mx.array(windows.astype(np.int32))
+
+    assert weights[0].tolist() == [1.0] * 5 + [5.0] + [1.0] * 11
+    assert weights[1].tolist() == [1.0] * 17
+    unweighted, alike, alone = (
+        float(np.array(mean_loss(parameters, ids, TINY, weights=each)))
+        for each in (None, mx.ones(windows.shape), mx.array(marks.astype(np.float32)))
+    )
+    scores = logits(parameters, ids[1:, :-1], TINY)[4]
+    of_marked = float(np.array(mx.logsumexp(scores) - scores[int(windows[1, 5])]))
+    assert alike == pytest.approx(unweighted)
+    assert alone == pytest.approx(of_marked, rel=2e-2)
+    assert abs(alone - unweighted) > 0.05
 
 
 @pytest.mark.parametrize("optimiser", ["adamw", "muon"])

@@ -11,7 +11,12 @@ from typing import Any
 import mlx.core as mx
 
 from demo_training.chats.answers import SEED, TEMPERATURE, TOP_P, Judgement, answers, judge
-from demo_training.chats.requests import SAMPLE_EVERY, held_out_requests, sample_of_requests
+from demo_training.chats.requests import (
+    SAMPLE_EVERY,
+    held_out_names,
+    judged_requests,
+    sample_of_requests,
+)
 from demo_training.corpus import HELD_OUT_MODULUS, Story
 from demo_training.evaluate import Score, evaluate, sample_of
 from demo_training.forward import Parameters
@@ -96,6 +101,12 @@ def read_stage(folder: Path, shape: Shape) -> tuple[Parameters, dict[str, Any]]:
     return parameters, stage
 
 
+def recorded_names(folder: Path) -> tuple[str, ...]:
+    """Return whom the folder's requests named when `record_scores` judged it."""
+    facts = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
+    return tuple(facts["held_out_names"])
+
+
 def record_scores(folder: Path, held_out: Sequence[Story]) -> tuple[Score, Judgement]:
     """Score the folder on all held-out text, on the sample and on requests; training.json has all.
 
@@ -103,7 +114,8 @@ def record_scores(folder: Path, held_out: Sequence[Story]) -> tuple[Score, Judge
         FileNotFoundError: the folder has no training.json yet.
     """
     full, sample = evaluate(folder, held_out), evaluate(folder, sample_of(held_out))
-    requests = held_out_requests([story.text for story in held_out])
+    names = held_out_names([story.text for story in held_out])
+    requests = judged_requests(names)
     written = answers(folder, requests)
     judgement = judge(requests, written)
     facts = json.loads((folder / TRAINING_FILE).read_text(encoding="utf-8"))
@@ -113,6 +125,7 @@ def record_scores(folder: Path, held_out: Sequence[Story]) -> tuple[Score, Judge
     facts["held_out_requests"] = asdict(judgement) | {"seed": SEED}
     of_sample = judge(sample_of_requests(requests), written[::SAMPLE_EVERY])
     facts["held_out_requests_sample"] = asdict(of_sample)
+    facts["held_out_names"] = list(names)
     facts["held_out_titles"] = sorted(story.title for story in held_out)
     _write_json(folder / TRAINING_FILE, facts)
     return full, judgement

@@ -81,17 +81,26 @@ def logits(
 
 
 def mean_loss(
-    parameters: Parameters, windows: mx.array, shape: Shape, dropout: Dropout | None = None
+    parameters: Parameters,
+    windows: mx.array,
+    shape: Shape,
+    dropout: Dropout | None = None,
+    weights: mx.array | None = None,
 ) -> mx.array:
     """Return the mean loss in nats a token over `windows` of `[batch, length + 1]` ids.
 
-    Products are made in bfloat16, the loss in float32; gradients reach float32 parameters.
+    Each token counts by its place in `weights`, of the same shape, or all alike. Products are made
+    in bfloat16, the loss in float32; gradients reach float32 parameters.
     """
     half = {name: value.astype(mx.bfloat16) for name, value in parameters.items()}
     scores = logits(half, windows[:, :-1], shape, dropout).astype(mx.float32)
     targets = windows[:, 1:].reshape(-1, 1)
     chosen = mx.take_along_axis(scores, targets, axis=-1).squeeze(-1)
-    return mx.mean(mx.logsumexp(scores, axis=-1) - chosen)
+    losses = mx.logsumexp(scores, axis=-1) - chosen
+    if weights is None:
+        return mx.mean(losses)
+    each = weights[:, 1:].reshape(-1)
+    return mx.sum(each * losses) / mx.sum(each)
 
 
 def _embed(table: mx.array, ids: mx.array) -> mx.array:

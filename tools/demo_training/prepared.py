@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from tokenizers import Tokenizer
 
-from demo_training.chats.packing import chat_windows
+from demo_training.chats.packing import Marks, chat_windows
 from demo_training.chats.requests import training_chats
 from demo_training.corpus import Removal, Story, split_corpus
 from demo_training.shape import Shape
@@ -31,6 +31,8 @@ class Prepared:
     stream: Ids
     chat_windows: Ids
     """`[count, context + 1]`, each beginning with a chat."""
+    chat_marks: Marks
+    """Of the same shape: where an answer first names whom it was asked for."""
     chats: int
     tokenizer: Tokenizer
     held_out: tuple[Story, ...]
@@ -48,7 +50,8 @@ def prepare(data: Path, folder: Path) -> None:
     np.savez(folder / STREAM_FILE, stream=token_stream(tokenizer, split.training))
     chats = training_chats(split.training, [story.text for story in split.held_out], CHATS_SEED)
     context = Shape().max_position_embeddings
-    np.savez(folder / CHATS_FILE, windows=chat_windows(tokenizer, chats, context))
+    windows, marks = chat_windows(tokenizer, chats, context)
+    np.savez(folder / CHATS_FILE, windows=windows, marks=marks)
     facts = {
         "corpus_sha256": split.corpus_sha256,
         "stories_trained": len(split.training),
@@ -66,9 +69,11 @@ def load_prepared(folder: Path) -> Prepared:
         stream: Ids = arrays["stream"]
     with np.load(folder / CHATS_FILE) as arrays:
         windows: Ids = arrays["windows"]
+        marks: Marks = arrays["marks"]
     return Prepared(
         stream=stream,
         chat_windows=windows,
+        chat_marks=marks,
         chats=facts["chats"],
         tokenizer=Tokenizer.from_file(str(folder / TOKENIZER_FILE)),
         held_out=tuple(Story(**story) for story in facts["held_out"]),

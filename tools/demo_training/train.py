@@ -28,7 +28,8 @@ CHECK_WINDOWS = 128
 
 Starts = npt.NDArray[np.int64]
 Step = Callable[
-    [Parameters, State, mx.array, mx.array, mx.array], tuple[mx.array, Parameters, State]
+    [Parameters, State, mx.array, mx.array, mx.array, mx.array],
+    tuple[mx.array, Parameters, State],
 ]
 
 
@@ -45,11 +46,13 @@ class Recipe:
     weight_decay: float = 0.1
     dropout: float = 0.1
     seed: int = 20260101
-    chat_steps: int = 2500
-    chat_rate_peak: float = 1e-3
+    chat_steps: int = 4500
+    chat_rate_peak: float = 1.5e-3
     chat_warmup_steps: int = 100
     chat_share: float = 0.5
     """Of the windows of a batch of the second stage."""
+    name_weight: float = 6.0
+    """Of a token by which an answer first names whom it was asked for; the others' is one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +73,18 @@ class Outcome:
     steps: int
     tokens_seen: int
     seconds: float
+
+
+@dataclass(frozen=True, slots=True)
+class Chats:
+    """Windows of chats `[count, context + 1]`, and marks of that shape on the names asked for."""
+
+    windows: Ids
+    marks: npt.NDArray[np.bool_]
+
+    def weights(self, chosen: Starts, name_weight: float) -> npt.NDArray[np.float32]:
+        """Return what each token of the `chosen` windows counts."""
+        return np.where(self.marks[chosen], np.float32(name_weight), np.float32(1))
 
 
 def learning_rate(step: int, steps: int, recipe: Recipe) -> float:
@@ -110,7 +125,8 @@ def train(
     steps = int(recipe.epochs * len(stream) / (context * recipe.batch_windows))
     steps = steps if steps_max is None else min(steps, steps_max)
     windows = _Windows(stream, context)
-    batched = (windows.at(starts) for starts in batches(stream, context, recipe))
+    alike = mx.ones((recipe.batch_windows, context + 1))
+    batched = ((windows.at(starts), alike) for starts in batches(stream, context, recipe))
     parameters = initial_parameters(shape, recipe.seed)
     return _descend(parameters, batched, steps, _HeldOutCheck(held_out, shape), recipe)
 
@@ -118,25 +134,28 @@ def train(
 def train_chats(
     parameters: Parameters,
     stream: Ids,
-    chats: Ids,
+    chats: Chats,
     held_out: Ids,
     shape: Shape,
     recipe: Recipe,
     *,
     steps_max: int | None = None,
 ) -> Outcome:
-    """Go on from `parameters` with stories and with `chats`, windows of `[count, context + 1]`."""
+    """Go on from `parameters` with stories and with chats."""
     context = shape.max_position_embeddings
     of_chats = round(recipe.chat_share * recipe.batch_windows)
     of_stories = replace(
         recipe, batch_windows=recipe.batch_windows - of_chats, seed=recipe.seed + 1
     )
-    windows, chat_windows = _Windows(stream, context), mx.array(chats.astype(np.int32))
+    windows, alike = _Windows(stream, context), mx.ones((of_stories.batch_windows, context + 1))
     batched = (
-        mx.concatenate([windows.at(starts), chat_windows[mx.array(chosen.astype(np.int32))]])
+        (
+            mx.concatenate([windows.at(starts), mx.array(chats.windows[chosen].astype(np.int32))]),
+            mx.concatenate([alike, mx.array(chats.weights(chosen, recipe.name_weight))]),
+        )
         for starts, chosen in zip(
             batches(stream, context, of_stories),
-            chat_batches(len(chats), of_chats, recipe.seed),
+            chat_batches(len(chats.windows), of_chats, recipe.seed),
             strict=False,
         )
     )
@@ -158,21 +177,21 @@ def chat_batches(count: int, size: int, seed: int) -> Iterator[Starts]:
 
 def _descend(
     parameters: Parameters,
-    batched: Iterator[mx.array],
+    batched: Iterator[tuple[mx.array, mx.array]],
     steps: int,
     check: "_HeldOutCheck",
     recipe: Recipe,
 ) -> Outcome:
-    """Take `steps` steps, one a batch."""
+    """Take `steps` steps, one a batch of windows and their tokens' weights."""
     rule = Rule(muon=recipe.optimiser == "muon", weight_decay=recipe.weight_decay)
     state = initial_state(parameters, rule)
     step_once = _step(check.shape, rule, recipe)
     curve: list[Mark] = []
     losses: list[mx.array] = []
     started = time.monotonic()
-    for step, windows in zip(range(1, steps + 1), batched, strict=False):
-        rate = mx.array(learning_rate(step, steps, recipe))
-        loss, parameters, state = step_once(parameters, state, windows, rate, mx.array(float(step)))
+    for step, (windows, weights) in zip(range(1, steps + 1), batched, strict=False):
+        rate, count = mx.array(learning_rate(step, steps, recipe)), mx.array(float(step))
+        loss, parameters, state = step_once(parameters, state, windows, weights, rate, count)
         mx.async_eval([loss, parameters, state])  # type: ignore[no-untyped-call]
         losses.append(loss)
         if step % STEPS_PER_REPORT == 0 or step == steps:
@@ -222,18 +241,26 @@ class _HeldOutCheck:
 def _step(shape: Shape, rule: Rule, recipe: Recipe) -> Step:
     seed_key = mx.random.key(recipe.seed)
 
-    def loss_of(parameters: Parameters, windows: mx.array, count: mx.array) -> mx.array:
-        if recipe.dropout == 0:
-            return mean_loss(parameters, windows, shape)
-        key = seed_key + count.astype(mx.uint32)
-        return mean_loss(parameters, windows, shape, Dropout.with_keys(recipe.dropout, key, shape))
+    def loss_of(
+        parameters: Parameters, windows: mx.array, weights: mx.array, count: mx.array
+    ) -> mx.array:
+        dropout: Dropout | None = None
+        if recipe.dropout > 0:
+            key = seed_key + count.astype(mx.uint32)
+            dropout = Dropout.with_keys(recipe.dropout, key, shape)
+        return mean_loss(parameters, windows, shape, dropout, weights)
 
     gradient = mx.value_and_grad(loss_of)
 
     def step(
-        parameters: Parameters, state: State, windows: mx.array, rate: mx.array, count: mx.array
+        parameters: Parameters,
+        state: State,
+        windows: mx.array,
+        weights: mx.array,
+        rate: mx.array,
+        count: mx.array,
     ) -> tuple[mx.array, Parameters, State]:
-        loss, gradients = gradient(parameters, windows, count)
+        loss, gradients = gradient(parameters, windows, weights, count)
         moved, next_state = update(parameters, gradients, state, rule, rate, count)
         return loss, moved, next_state
 

@@ -2,11 +2,12 @@
 
 Invariants: everything follows from the generator that is handed in; no request and no passage
 of a chat names anybody whom a held-out request may name; the people asked for are mostly given
-new names, the same in request and answer, so that what is learnt is to look at the request.
+new names, the same in request and answer, so that what is learnt is to look at the request; and
+an answer names whom its request names soon, and nobody before.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Self
 
@@ -14,26 +15,42 @@ import numpy as np
 
 from demo_training.chats import wordings
 from demo_training.chats.passages import Passage, paragraph_starts, passage_at, shorten
-from demo_training.chats.people import Namer, names, rename
+from demo_training.chats.people import Namer, rename
 from demo_training.chats.small_talk import TALKS
 
 Turns = tuple[tuple[str, str], ...]
 """Role and content of each turn."""
 
-CHARS_PER_CHAT = 900
-"""A story gives one chat for so many characters of its text."""
+CHARS_PER_CHAT = 250
+"""A story tries to give one chat for so many characters of its text."""
+NAMED_CHARS = 40
+"""Somebody who is asked for is named within so many characters of a passage."""
 OPENING_CHARS = 140
-"""What is asked for stands within so many characters of the answer."""
-RENAMED_SHARE = 0.85
-SYSTEM_SHARE = 0.2
-SMALL_TALK_SHARE = 0.05
+"""A thing that is asked for is, within so many."""
+SHORT_SHARE = 0.6
+SHORT_CHARS = (160, 300)
+LONG_CHARS = (300, 800)
+"""Characters of a first answer, before it goes on to where its text may end."""
+RENAMED_SHARE = 0.95
+SYSTEM_SHARE = 0.15
+SMALL_TALK_SHARE = 0.03
 
 _KINDS = ("somebody", "thing", "any", "continue")
-_KIND_SHARES = (0.68, 0.16, 0.08, 0.08)
+_KIND_SHARES = (0.78, 0.12, 0.05, 0.05)
 _SECOND_TURNS = ("none", "go on", "shorter", "another", "talk")
-_SECOND_SHARES = (0.56, 0.16, 0.10, 0.12, 0.06)
+_SECOND_SHARES = (0.53, 0.14, 0.09, 0.19, 0.05)
+_OPENER_SHARE = 0.25
+_CLOSER_SHARE = 0.15
 _THINGS = frozenset(wordings.BEASTS + wordings.FIGURES + wordings.PLACES + wordings.THINGS)
 _THING = re.compile(r"\b(?:" + "|".join(sorted(_THINGS)) + r")\b")
+
+
+@dataclass(frozen=True, slots=True)
+class Chat:
+    """A conversation, and the people whom its requests name."""
+
+    turns: Turns
+    subjects: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +64,7 @@ class Subject:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """A story, who is in it, and where passages may begin: anywhere, and by who is named there."""
+    """A story, who is in it, and where passages may begin: anywhere, and by who is named first."""
 
     text: str
     people: tuple[str, ...]
@@ -58,13 +75,14 @@ class Source:
     def of(cls, text: str, people: tuple[str, ...]) -> Self:
         """Look for the places in a story."""
         starts = tuple(paragraph_starts(text))
-        openings = [(start, text[start : start + OPENING_CHARS]) for start in starts]
-        by_name = {
-            name: tuple(start for start, opening in openings if names(opening, name))
-            for name in people
-        }
+        anybody = re.compile(rf"\b(?:{'|'.join(map(re.escape, people)) or '(?!)'})\b")
+        by_name: dict[str, list[int]] = {name: [] for name in people}
+        for start in starts:
+            first = anybody.search(text[start : start + NAMED_CHARS + 1])
+            if first is not None and first.end() <= NAMED_CHARS:
+                by_name[first.group()].append(start)
         here = tuple(name for name in people if by_name[name])
-        return cls(text, here, starts, by_name)
+        return cls(text, here, starts, {name: tuple(by_name[name]) for name in here})
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,22 +98,22 @@ class ChatMaker:
         alternatives = "|".join(map(re.escape, sorted(namer.held_out))) or r"(?!)"
         return cls(namer, re.compile(rf"\b(?:{alternatives})\b"))
 
-    def chats(self, source: Source, rng: np.random.Generator) -> Iterator[Turns]:
+    def chats(self, source: Source, rng: np.random.Generator) -> Iterator[Chat]:
         """Yield a story's chats, with small talk among them."""
         for _ in range(max(1, len(source.text) // CHARS_PER_CHAT)):
             if rng.random() < SMALL_TALK_SHARE:
-                yield _with_system(_small_talk(rng), rng)
+                yield Chat(_with_system(_small_talk(rng), rng))
                 continue
             chat = self._chat(source, str(rng.choice(_KINDS, p=_KIND_SHARES)), rng)
             if chat is not None:
-                yield _with_system(chat, rng)
+                yield Chat(_with_system(chat.turns, rng), chat.subjects)
 
-    def _chat(self, source: Source, kind: str, rng: np.random.Generator) -> Turns | None:
+    def _chat(self, source: Source, kind: str, rng: np.random.Generator) -> Chat | None:
         place = _place(source, kind, rng)
         if place is None:
             return None
         start, subject = place
-        passage = passage_at(source.text, start, int(rng.integers(200, 800)))
+        passage = passage_at(source.text, start, _length(rng))
         if passage is None:
             return None
         if kind == "continue":
@@ -106,16 +124,18 @@ class ChatMaker:
         return self._rename(turns, subjects, rng)
 
     def _rename(
-        self, turns: list[tuple[str, str]], people: Iterable[Subject], rng: np.random.Generator
-    ) -> Turns:
+        self, turns: list[tuple[str, str]], people: Sequence[Subject], rng: np.random.Generator
+    ) -> Chat:
         """Return the turns with new names: mostly for whom they ask, always for a held-out one."""
         whole = "\n".join(content for _, content in turns)
+        subjects = [who.needed for who in people]
         old = set(self.held_out.findall(whole))
-        old |= {who.needed for who in people if rng.random() < RENAMED_SHARE}
+        old |= {name for name in subjects if rng.random() < RENAMED_SHARE}
         for name in sorted(old):
             new = self.namer.draw(rng, "\n".join(content for _, content in turns))
             turns = [(role, rename(content, name, new)) for role, content in turns]
-        return tuple(turns)
+            subjects = [new if who == name else who for who in subjects]
+        return Chat(tuple(turns), tuple(subjects))
 
 
 def _place(
@@ -164,7 +184,7 @@ def _with_second(
         if short is not None:
             return [*turns, ("user", _one(wordings.SHORTER, rng)), ("assistant", short)], None
     elif second == "another":
-        place = _place(source, str(rng.choice(("somebody", "thing"))), rng)
+        place = _place(source, str(rng.choice(("somebody", "somebody", "thing"))), rng)
         if place is not None and place[1] is not None:
             more = passage_at(source.text, place[0], int(rng.integers(200, 500)))
             request = _one(wordings.ANOTHER, rng).format(x=place[1].wording)
@@ -181,9 +201,15 @@ def _request(subject: Subject | None, rng: np.random.Generator) -> str:
     if subject is None:
         return _one(wordings.ANY_STORY, rng)
     choices: Sequence[str] = wordings.ABOUT
-    if subject.is_somebody and rng.random() < 0.25:
+    if subject.is_somebody and rng.random() < 0.4:
         choices = wordings.ABOUT_SOMEBODY
-    return _one(choices, rng).format(x=subject.wording)
+    opener = _one(wordings.OPENERS, rng) if rng.random() < _OPENER_SHARE else ""
+    closer = _one(wordings.CLOSERS, rng) if rng.random() < _CLOSER_SHARE else ""
+    return opener + _one(choices, rng).format(x=subject.wording) + closer
+
+
+def _length(rng: np.random.Generator) -> int:
+    return int(rng.integers(*(SHORT_CHARS if rng.random() < SHORT_SHARE else LONG_CHARS)))
 
 
 def _continuation(passage: str, rng: np.random.Generator) -> list[tuple[str, str]]:

@@ -1,6 +1,6 @@
 """Passages of stories: from a natural beginning to a natural end.
 
-A passage begins with a paragraph and ends with one, or, where paragraphs are long, with a
+A passage begins with a paragraph and ends with one, or, where that would be far off, with a
 sentence outside quotation marks. It holds no headings and no words about the edition.
 """
 
@@ -42,13 +42,14 @@ def paragraph_starts(text: str) -> Iterator[int]:
 def passage_at(text: str, start: int, chars: int) -> Passage | None:
     """Return the passage from `start` of about `chars` characters; None where there is none.
 
-    It is no shorter than 160 characters and no longer than 1,100.
+    It is no shorter than 160 characters and no longer than 1,100; a paragraph that would take it
+    past twice `chars` is cut behind a sentence.
     """
-    end = start
+    end, far = start, min(CHARS_MAX, 2 * chars)
     while end < len(text) and end - start < chars:
         line = text.find("\n", end + 1)
         line = len(text) if line < 0 else line
-        if line - start > CHARS_MAX:
+        if line - start > far:
             end = _sentence_end(text, start, chars)
             break
         end = line

@@ -20,7 +20,9 @@ DEEDS_MIN = 2
 MENTIONS_MIN = 3
 COMMON_SHARE = 0.05
 """A word whose lower-case form is found this often beside its capitalised one is common."""
-MADE_UP_SHARE = 0.5
+MADE_UP_SHARE = 0.3
+CROSSED_SHARE = 0.3
+"""Of the new names. The rest are of training stories."""
 
 _DEEDS = (
     "said|asked|cried|replied|answered|shouted|whispered|exclaimed|called|laughed|thought|began"
@@ -121,6 +123,16 @@ def made_up_name(rng: np.random.Generator) -> str:
     return ("".join(parts) + end).capitalize()
 
 
+def crossed_name(rng: np.random.Generator, pool: Sequence[str]) -> str:
+    """Return the head of one name and the tail of another, so that no part foretells the rest.
+
+    >>> crossed_name(np.random.default_rng(2), ["Marian"])
+    'Marian'
+    """
+    first, second = (pool[int(place)] for place in rng.integers(len(pool), size=2))
+    return first[: (len(first) + 1) // 2] + second[(len(second) + 1) // 2 :]
+
+
 @dataclass(frozen=True, slots=True)
 class Namer:
     """Gives people of training chats new names, none of them a held-out one."""
@@ -136,7 +148,12 @@ class Namer:
     def draw(self, rng: np.random.Generator, text: str) -> str:
         """Return a name that `text` does not hold yet."""
         while True:
-            is_made_up = rng.random() < MADE_UP_SHARE
-            name = made_up_name(rng) if is_made_up else self.pool[int(rng.integers(len(self.pool)))]
+            kind = rng.random()
+            if kind < MADE_UP_SHARE:
+                name = made_up_name(rng)
+            elif kind < MADE_UP_SHARE + CROSSED_SHARE:
+                name = crossed_name(rng, self.pool)
+            else:
+                name = self.pool[int(rng.integers(len(self.pool)))]
             if name not in self.held_out and not names(text, name):
                 return name

@@ -72,7 +72,53 @@ ABOUT_SOMEBODY = (
     "The hero is called {x}. Tell me the story.",
     "Tell me a story with somebody called {x}.",
     "Tell me a story in which {x} speaks.",
+    "I wonder what {x} is doing.",
+    "What is {x} doing now?",
+    "What was {x} thinking of?",
+    "What will {x} do next?",
+    "Have you heard of {x}?",
+    "Where is {x}?",
+    "Is {x} there?",
+    "I miss {x}.",
+    "{x} is my friend. Tell me something.",
+    "My brother is called {x}. A story, please.",
+    "Let somebody in the story be called {x}.",
+    "Use the name {x}.",
+    "Describe {x}.",
+    "I love {x}! Tell me one more.",
+    "We want to know everything about {x}.",
+    "How is {x}?",
+    "Why did {x} come?",
+    "When did {x} come home?",
+    "{x} shall be in the story.",
+    "{x} has not been in a story yet.",
+    "Put {x} into a story.",
+    "Bring {x} back.",
+    "Begin with {x}.",
+    "Does {x} come into one of your stories?",
+    "You were telling us of {x}.",
+    "A friend of mine knows {x}. Do you?",
+    "And how did it end for {x}?",
+    "We all wait for {x}.",
+    "I have never heard of {x}. Who is that?",
+    "What would {x} have said?",
+    "Could {x} be in it?",
+    "Did {x} ever come back?",
+    "A word about {x}, if you will.",
 )
+
+OPENERS = (
+    "Hello! ", "Hi! ", "Hey. ", "Good morning! ", "Please! ", "Thank you. ", "Well then. ",
+    "I cannot sleep. ", "It is late. ", "We are all here. ", "One question: ", "Now: ", "So, ",
+    "Dear storyteller! ", "It rains. ", "Something else. ",
+)  # fmt: skip
+"""What may stand before a request."""
+
+CLOSERS = (
+    " Thank you.", " Thanks!", " Please.", " We are listening.", " It need not be long.",
+    " Then I will sleep.", " I have time.", " My sister wants to know.", " Begin.", " Go!",
+)  # fmt: skip
+"""What may stand behind one."""
 
 JUDGED = (
     "Please write a short tale in which we meet {x}.",
