@@ -15,9 +15,11 @@ from functools import cache
 
 import mlx.core as mx
 
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import HALVES, runs_cuda
 from mlxd_worker.kernels.nvrtc import find_compiler
 from mlxd_worker.kernels.own import Body, OwnKernel
+from mlxd_worker.kernels.switches import SWITCHES
 
 VECTOR = 8
 """Values that a thread copies at once: 16 bytes."""
@@ -61,9 +63,10 @@ class Range:
 
 
 def serves(*, head_dim: int, value_dim: int, dtype: mx.Dtype) -> bool:
-    """Return whether `copy_range` and `put_range` can do this."""
+    """Return whether `copy_range` and `put_range` can do this: beside the decode kernel alone."""
     fits = dtype in HALVES and head_dim == value_dim and head_dim % VECTOR == 0
-    return fits and runs_cuda() and find_compiler() is not None
+    able = fits and runs_cuda() and SWITCHES.is_on(FastPath.DECODE_KERNEL)
+    return able and find_compiler() is not None
 
 
 def copy_range(
