@@ -109,10 +109,10 @@ class OwnKernel:
         Raises:
             CompileError: a kernel that has scalars cannot be compiled here.
         """
-        given = tuple(array.dtype for array in inputs)
-        key = (given, tuple(output_dtypes), tuple(template))
+        input_dtypes = tuple(array.dtype for array in inputs)
+        key = (input_dtypes, tuple(output_dtypes), tuple(template))
         if key not in self._compiled:
-            self._compiled[key] = self._compile(given, output_dtypes, template)
+            self._compiled[key] = self._compile(input_dtypes, output_dtypes, template)
         compiled = self._compiled[key]
         shared = partial(
             self._launch,
@@ -137,14 +137,14 @@ class OwnKernel:
 
     def _compile(
         self,
-        given: Sequence[mx.Dtype],
-        made: Sequence[mx.Dtype],
+        input_dtypes: Sequence[mx.Dtype],
+        output_dtypes: Sequence[mx.Dtype],
         template: Sequence[Constant],
     ) -> Compiled | None:
         compiler = self._find()
         if compiler is None:
             return None
-        text = source_of(self._body, given, made, template)
+        text = source_of(self._body, input_dtypes, output_dtypes, template)
         symbol = f"mlxd_{self._body.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         try:
             return Compiled(symbol, compiler.compile(text.replace(_SYMBOL, symbol), name=symbol))
@@ -158,13 +158,13 @@ _SYMBOL: Final = "KERNEL_SYMBOL"
 
 def source_of(
     body: Body,
-    given: Sequence[mx.Dtype],
-    made: Sequence[mx.Dtype],
+    input_dtypes: Sequence[mx.Dtype],
+    output_dtypes: Sequence[mx.Dtype],
     template: Sequence[Constant],
 ) -> str:
     """Return a kernel's source: inputs, outputs, scalars; constants first in the body. Pure."""
-    inputs = zip(given, body.inputs, strict=True)
-    outputs = zip(made, body.outputs, strict=True)
+    inputs = zip(input_dtypes, body.inputs, strict=True)
+    outputs = zip(output_dtypes, body.outputs, strict=True)
     taken = [f"const {TYPES[dtype]}* {name}" for dtype, name in inputs]
     taken += [f"{TYPES[dtype]}* {name}" for dtype, name in outputs]
     taken += [f"int {name}" for name in body.scalars]

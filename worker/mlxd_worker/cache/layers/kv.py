@@ -131,11 +131,11 @@ class KVCache(SliceableCache):
         is dispatched later finds it there.
         """
         if isinstance(source, Place):
-            given = self._range(source, start)
+            origin = self._range(source, start)
         else:
             keys, values = source
-            given = Range(keys, values, slot=0, start=0)
-        return [put_range(given, self._range(place, start), stop - start)]
+            origin = Range(keys, values, slot=0, start=0)
+        return [put_range(origin, self._range(place, start), stop - start)]
 
     @property
     def _copies(self) -> bool:
@@ -152,9 +152,9 @@ class KVCache(SliceableCache):
         """
         keys, values = self._arenas[chunk.arena]
         count = inputs.keys.shape[2]
-        given = Range(inputs.keys, inputs.values, slot=0, start=0)
+        block = Range(inputs.keys, inputs.values, slot=0, start=0)
         into = Range(keys, values, slot=chunk.slot, start=chunk.length - count)
-        written = put_range(given, into, count)
+        written = put_range(block, into, count)
         whole = Range(keys, values, slot=chunk.slot, start=0)
         seen = copy_range(whole, min(chunk.span, chunk.capacity), after=written)
         return attend_row(inputs, *seen, chunk)
