@@ -116,7 +116,8 @@ def _architecture() -> str | None:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return None
-    device, parts = ctypes.c_int(), []
+    device = ctypes.c_int()
+    parts: list[int] = []
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
         return None
     for attribute in (_MAJOR, _MINOR):
