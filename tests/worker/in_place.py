@@ -10,7 +10,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import StepPlan
-from mlxd_worker.cache.base import LayerCache
+from mlxd_worker.cache.base import LayerCache, Place
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.stepping.compiled import CompiledModel
@@ -20,6 +20,22 @@ from tests.support.probing import Probe
 
 class InPlace(KVCache):
     """Does what the kernels do: writes every token, then reads each row up to its own position."""
+
+    @property
+    def puts(self) -> bool:
+        """Tell that it serves."""
+        return True
+
+    def put(
+        self, place: Place, start: int, stop: int, source: Place | tuple[mx.array, ...]
+    ) -> list[mx.array]:
+        """Write a row's positions, or what was read of them, where they belong."""
+        if isinstance(source, Place):
+            state = self.read(source, start, stop)
+        else:
+            state = tuple(array[:, :, : stop - start] for array in source)
+        self.write(place, start, stop, state)
+        return list(self._arenas[place.arena])
 
     def attends_joined(self, *, heads: int) -> bool:
         """Tell that it serves."""

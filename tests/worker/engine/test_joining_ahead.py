@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import mlx.core as mx
@@ -163,12 +163,74 @@ def test_a_beginning_is_put_back_while_a_step_is_ahead(model: Model) -> None:
     assert beside.ids == alone(model, prompt_of(4, 6), max_tokens=30)
 
 
+@pytest.mark.parametrize("wait", [changes.wait, changes.wait_for_all])
+def test_nobody_waits_for_a_beginning_to_be_put_back(
+    model: Model, wait: Callable[..., None]
+) -> None:
+    """It goes behind the step under way, from what is kept and from a row that still runs."""
+    served = in_place(model, prefix_nbytes=1 << 24)
+    kept, running = prompt_of(3, 100), prompt_of(4, 100)
+    served.submit(kept, max_tokens=2)
+    served.finish()
+    beside = served.submit(running, max_tokens=40)
+    while not served.stepper.ahead:
+        served.engine.step()
+    prompts = [(*kept, 7, 8, 9), (*running, 5, 6)]
+    sinks = [served.submit(prompt) for prompt in prompts]
+
+    def step_until_both_decode() -> None:
+        while not all(sink.ids for sink in sinks):
+            served.engine.step()
+
+    assert calls_of(step_until_both_decode, wait) == 0
+    served.finish()
+    for sink, prompt in zip(sinks, prompts, strict=True):
+        finished = sink.events[-1]
+        assert isinstance(finished, Finished)
+        assert finished.usage.cached_tokens >= 99
+        assert sink.ids == alone(model, prompt)
+    assert beside.ids == alone(model, running, max_tokens=40)
+
+
+def test_what_is_kept_is_cut_without_a_wait(model: Model) -> None:
+    """Where two prompts part, what was one piece becomes two, behind the step under way."""
+    served = in_place(model, prefix_nbytes=1 << 24)
+    kept = prompt_of(3, 100)
+    served.submit(kept, max_tokens=2)
+    served.finish()
+    served.submit(prompt_of(4, 6), max_tokens=30)
+    while not served.stepper.ahead:
+        served.engine.step()
+    parting = (*kept[:50], *prompt_of(5, 40))
+    sink = served.submit(parting, max_tokens=2)
+
+    assert calls_of(served.finish, changes.wait) == 0
+    assert sink.ids == alone(model, parting, max_tokens=2)
+
+
+@pytest.mark.parametrize(("tokens", "apart"), [(100, False), (600, True)])
+def test_prompts_that_are_too_much_for_one_pass_in_place_have_several(
+    model: Model, tokens: int, *, apart: bool
+) -> None:
+    """Else all would be read by products, whose writes take as long as the arena is large."""
+    served = in_place(model)
+    for number in (5, 6):
+        served.submit(prompt_of(number, tokens))
+    served.engine._admit()
+    prefill = served.engine._prefill
+    first, second = [(row, row.next_chunk(tokens)) for row in served.engine._rows.values()]
+    assert not prefill._is_better_apart(first)
+    prefill._company.append(first)
+
+    assert prefill._is_better_apart(second) == apart
+
+
 @pytest.mark.parametrize(("common", "restored"), [(PUT_BACK_MIN - 1, 0), (PUT_BACK_MIN, 1)])
 def test_a_few_tokens_in_common_are_read_anew(model: Model, common: int, restored: int) -> None:
     """Every text begins with some token: to put that back would have each row wait for a step."""
     served = in_place(model, prefix_nbytes=1 << 24)
     beginning = prompt_of(3, common)
-    served.submit((*beginning, 60, 61), max_tokens=2)
+    served.submit((*beginning, 60, 59), max_tokens=2)
     served.finish()
     prompt = (*beginning, 7, 8, 9)
     sink = served.submit(prompt)

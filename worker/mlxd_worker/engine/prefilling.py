@@ -237,9 +237,11 @@ class Prefill:
         tokens = self._pacer.chunk(self._wanted_count(row), self._clock())
         if not tokens:
             return False
-        if not self._attended.beside(tokens, row.offset + tokens).within(self._most):
+        beyond = not self._attended.beside(tokens, row.offset + tokens).within(self._most)
+        chunk = (row, row.next_chunk(tokens))
+        if beyond or self._is_better_apart(chunk):
             self._read()
-        self._company.append((row, row.next_chunk(tokens)))
+        self._company.append(chunk)
         self._coming[row.id] = tokens
         self._attended = self._attended.beside(tokens, row.offset + tokens)
         if not self._together:
@@ -264,6 +266,17 @@ class Prefill:
         read = sum(len(tokens) for _, tokens in company)
         if waits:
             self._pacer.learn_prefill(read, self._clock() - started_s)
+
+    def _is_better_apart(self, chunk: RowChunk) -> bool:
+        """Tell whether a chunk and those before it are too much for one pass in place.
+
+        Then each has a pass of its own, in place or by products of one row: several rows' products
+        go by MLX's writes, which take as long as the arena is large.
+        """
+        in_place = self._model.capabilities.prompts_in_place
+        return bool(in_place and self._company) and not self._reads_in_place(
+            [*self._company, chunk]
+        )
 
     def _reads_in_place(self, company: Sequence[RowChunk]) -> bool:
         """Tell whether a pass writes in place, and nothing but its own row's next pass reads it."""

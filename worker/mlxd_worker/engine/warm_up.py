@@ -88,8 +88,8 @@ def _warm_tokens(compiled: CompiledModel, caches: RowCaches) -> int:
         caches.leave(_ROW)
         caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
         caches.contents.appending(_ROW, 0, begin)
-        compiled.forward_own(Batch.prefill([0] * width, begin, _ROW), caches)
-        mx.eval(caches.state())
+        hidden = compiled.forward_own(Batch.prefill([0] * width, begin, _ROW), caches)
+        mx.eval(hidden, caches.state())
     caches.leave(_ROW)
     return len(chunks) + len(prompts) + len(slot_sizes(table.rows_max))
 

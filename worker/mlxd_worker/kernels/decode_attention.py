@@ -14,12 +14,12 @@ Invariants:
 
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
 import mlx.core as mx
 
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import HALVES, WIDEN, Kernel, runs_cuda
+from mlxd_worker.kernels.own import make_kernel
 from mlxd_worker.kernels.switches import SWITCHES
 
 HEAD_DIMS = (64, 128)
@@ -366,7 +366,7 @@ def tickets_of(part: int, count: int) -> mx.array:
 
 @cache
 def _kernel(scale: float) -> Kernel:
-    kernel = mx.fast.cuda_kernel(
+    return make_kernel(
         name="decode_attention",
         input_names=["joined", "places", "periods", "keys", "values", "tickets"],
         output_names=["out", "parts"],
@@ -375,4 +375,3 @@ def _kernel(scale: float) -> Kernel:
         ),
         header=WIDEN,
     )
-    return cast("Kernel", kernel)

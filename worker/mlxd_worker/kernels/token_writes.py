@@ -6,12 +6,12 @@ Invariants:
 """
 
 from functools import cache
-from typing import cast
 
 import mlx.core as mx
 
 from mlxd_worker.kernels.decode_attention import Target
 from mlxd_worker.kernels.device import Kernel
+from mlxd_worker.kernels.own import make_kernel
 
 _WRITE = """
   const int head = blockIdx.x, row = blockIdx.y, pair = threadIdx.x;
@@ -65,10 +65,9 @@ def write_in_place(joined: mx.array, periods: mx.array, at: Target, *, heads: in
 
 @cache
 def _write_kernel() -> Kernel:
-    kernel = mx.fast.cuda_kernel(
+    return make_kernel(
         name="write_tokens",
         input_names=["joined", "places", "periods", "keys", "values"],
         output_names=["written"],
         source=_WRITE,
     )
-    return cast("Kernel", kernel)

@@ -10,12 +10,12 @@ Invariants:
 
 from dataclasses import dataclass
 from functools import cache
-from typing import cast
 
 import mlx.core as mx
 
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import HALVES, WIDEN, Kernel, runs_cuda
+from mlxd_worker.kernels.own import make_kernel
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.kernels.vector_source import SHARED_ROWS, WHOLE_ROWS
 
@@ -153,11 +153,10 @@ def _kernel(*, normed: bool, added: bool, shared: bool, eps: float) -> Kernel:
     source = "".join(f"const T* {name} = nullptr;\n" for name in absent)
     source += SHARED_ROWS if shared else WHOLE_ROWS
     source = source.replace("EPS_VALUE", f"{eps:.9e}f")
-    kernel = mx.fast.cuda_kernel(
+    return make_kernel(
         name="row_times",
         input_names=names,
         output_names=["out"],
         source=source,
         header=WIDEN,
     )
-    return cast("Kernel", kernel)

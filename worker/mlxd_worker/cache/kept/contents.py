@@ -19,6 +19,7 @@ import mlx.core as mx
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES, evaluate, in_parts, wait
 from mlxd_worker.cache.kept.captures import Captures
+from mlxd_worker.cache.kept.putting import put_behind, putting_layers
 from mlxd_worker.cache.kept.snapshot import (
     LayerState,
     ReadRow,
@@ -72,8 +73,9 @@ class RowContents:
         self._rows: dict[RowId, _Row] = {}
         self.rest: Callable[[], None] | None = None
         """What is called before arrays are written, but for a pass's own tokens."""
+        self._putting = putting_layers(layers) if in_place else ()
         self._read = _reader(self.layers, place)
-        self.book = SnapshotBook(self._read)
+        self.book = SnapshotBook(self._read, waits=not in_place)
 
     def offset(self, row: RowId) -> int:
         """Return how many tokens the row holds.
@@ -248,6 +250,12 @@ class RowContents:
             self._restorable(kind, by_kind[kind], state.offset, target) for kind in self.layers
         ):
             return False
+        if self._putting:
+            others = [part for part in parts if part.row != row]
+            self._copy_out(row, min((part.start for part in others), default=target), target)
+            put_behind(self._putting, self._place(row), others, self._place, most=target)
+            state.offset = target
+            return True
         if self.rest is not None:
             self.rest()
         for kind, chosen in by_kind.items():

@@ -157,8 +157,12 @@ def clip(state: LayerState, first: int, last: int) -> LayerState:
 class SnapshotBook:
     """All open snapshots of one worker. One owner: the engine thread."""
 
-    def __init__(self, read_row: ReadRow) -> None:
-        """Return an empty book; `read_row` reads what lazy snapshots name."""
+    def __init__(self, read_row: ReadRow, *, waits: bool = True) -> None:
+        """Return an empty book; `read_row` reads what lazy snapshots name.
+
+        waits: for what is cut and joined; else it goes behind what is under way.
+        """
+        self._finish: Callable[[object], None] = wait if waits else _dispatch
         self.read_row = read_row
         self._open: dict[int, Snapshot] = {}
         self._lazy: dict[RowId, dict[int, Snapshot]] = {}
@@ -217,10 +221,7 @@ class SnapshotBook:
             return
         allocate_exactly()
         copies = [snapshot.read() for snapshot in snapshots]
-        if waits:
-            wait(copies)
-        else:
-            mx.async_eval(copies)  # type: ignore[no-untyped-call]
+        (wait if waits else _dispatch)(copies)
         for snapshot, layers in zip(snapshots, copies, strict=True):
             self._forget_row(snapshot)
             self._count(layers, 1)
@@ -257,7 +258,7 @@ class SnapshotBook:
                 (_compact(state, 0, at - start), _compact(state, at - start, stop - start))
                 for state in some
             ]
-            wait(parts)
+            self._finish(parts)
             left += [before for before, _ in parts]
             right += [after for _, after in parts]
         return (
@@ -301,7 +302,7 @@ class SnapshotBook:
             others, after = after[: len(some)], after[len(some) :]
             allocate_exactly()
             joined = [_concatenate(*states) for states in zip(some, others, strict=True)]
-            wait(joined)
+            self._finish(joined)
             layers += joined
         return self.add_owned(kind, start, stop, tuple(layers))
 
@@ -322,6 +323,11 @@ class SnapshotBook:
         del named[snapshot.ident]
         if not named:
             del self._lazy[snapshot.row]
+
+
+def _dispatch(arrays: object) -> None:
+    """Evaluate arrays behind what is under way."""
+    mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
 def _take_some(layers: list[LayerState]) -> list[LayerState]:

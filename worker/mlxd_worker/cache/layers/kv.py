@@ -12,11 +12,13 @@ from functools import partial
 
 import mlx.core as mx
 
-from mlxd_worker.cache.arenas.plan import Group, StepPlan
-from mlxd_worker.cache.base import Kind
-from mlxd_worker.cache.layers.attention import Asked, from_slots, members
+from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
+from mlxd_worker.cache.base import Kind, Place
+from mlxd_worker.cache.layers.attention import Asked, attend_row, from_slots, members
 from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter
 from mlxd_worker.kernels.decode_attention import Target, attend_in_place, serves, tickets_of
+from mlxd_worker.kernels.row_copies import Range, copy_range, put_range
+from mlxd_worker.kernels.row_copies import serves as copies_serve
 from mlxd_worker.kernels.token_writes import write_in_place
 
 
@@ -39,6 +41,9 @@ class KVCache(SliceableCache):
 
     def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order. Lazy."""
+        chunk = inputs.plan.chunk
+        if chunk is not None and chunk.span and self._copies:
+            return self._attend_by_kernels(inputs, chunk)
         return self._attend(inputs, (inputs.keys, inputs.values))
 
     def fetch(
@@ -98,7 +103,56 @@ class KVCache(SliceableCache):
             parts.append(attend_in_place(rows, periods, at, heads=heads, scale=scale))
         return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=0)
 
+    @property
+    def puts(self) -> bool:
+        """Whether `put` serves here."""
+        return self._copies
+
+    def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
+        """As any sliceable cache's, by a kernel where there is one."""
+        if not self._copies:
+            return super().read(place, start, stop)
+        return copy_range(self._range(place, start), stop - start)
+
+    def put(
+        self, place: Place, start: int, stop: int, source: Place | tuple[mx.array, ...]
+    ) -> list[mx.array]:
+        """Write [start, stop) of another row, or of what `read` returned from `start` on; lazy.
+
+        It goes behind what is under way, and nobody waits: once the result is dispatched, whatever
+        is dispatched later finds it there.
+        """
+        if isinstance(source, Place):
+            origin = self._range(source, start)
+        else:
+            keys, values = source
+            origin = Range(keys, values, slot=0, start=0)
+        return [put_range(origin, self._range(place, start), stop - start)]
+
+    @property
+    def _copies(self) -> bool:
+        return copies_serve(head_dim=self.head_dim, value_dim=self.value_dim, dtype=self.dtype)
+
+    def _range(self, place: Place, start: int) -> Range:
+        keys, values = self._arenas[place.arena]
+        return Range(keys, values, slot=place.slot, start=start)
+
+    def _attend_by_kernels(self, inputs: Asked, chunk: Chunk) -> mx.array:
+        """Do `attend` for one row's chunk in an arena of all rows, of which MLX sees no write.
+
+        Its own write of a block takes as long as the arena is large (decision 0080).
+        """
+        keys, values = self._arenas[chunk.arena]
+        count = inputs.keys.shape[2]
+        block = Range(inputs.keys, inputs.values, slot=0, start=0)
+        into = Range(keys, values, slot=chunk.slot, start=chunk.length - count)
+        written = put_range(block, into, count)
+        whole = Range(keys, values, slot=chunk.slot, start=0)
+        seen = copy_range(whole, min(chunk.span, chunk.capacity), after=written)
+        return attend_row(inputs, *seen, chunk)
+
     def _write_group(self, entries: Sequence[mx.array], group: Group, plan: StepPlan) -> None:
+        """Write a batch's tokens, each row's at its own position; only these are touched."""
         # Made once a pass: with a slice among the indices each layer would make its own.
         at = tuple(
             plan.share(

@@ -287,6 +287,8 @@ class PrefixCache:
 
     def _captured_nbytes(self, *, but: Tenant | None = None) -> int:
         """Return what running rows have captured that is not in the trie, `but` one's."""
+        if not self._whole and not self.waiting:
+            return 0  # rows capture states alone, and hold blocks only while these arrive
         return sum(tenant.nbytes for tenant in self._tenants.values() if tenant is not but)
 
     def _make_room(self, nbytes: int) -> None:

@@ -17,6 +17,7 @@ import mlx.core as mx
 
 from mlxd_worker.engine.request import PositionLogprobs, TokenLogprob
 from mlxd_worker.engine.sampling.ranking import best_ids
+from mlxd_worker.kernels.picking import pick
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,8 +70,8 @@ def logprobs_of(
         logits, tokens = logits[at], tokens[at]
     normaliser = mx.logsumexp(logits, axis=-1, keepdims=True)
     place = mx.maximum(tokens, 0)[:, None]
-    chosen = mx.take_along_axis(logits, place, axis=-1) - normaliser
+    chosen = pick(logits, place) - normaliser
     width = min(max(counts), logits.shape[1])
     top_ids = best_ids(logits, width) if width else None
-    top = None if top_ids is None else mx.take_along_axis(logits, top_ids, axis=-1) - normaliser
+    top = None if top_ids is None else pick(logits, top_ids) - normaliser
     return Logprobs(rows, counts, chosen[:, 0], top_ids, top)

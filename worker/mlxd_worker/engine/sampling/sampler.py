@@ -28,6 +28,7 @@ from mlxd_worker.engine.sampling.ranking import best_ids
 from mlxd_worker.engine.sampling.weights import unit_sum, unit_sums_before
 from mlxd_worker.engine.sampling.xtc import Ends, without_top_choices
 from mlxd_worker.kernels.device import runs_cpu
+from mlxd_worker.kernels.picking import pick
 
 TOKEN_INVALID: Final = -1
 """Given for a row whose logits hold a NaN, a +inf or nothing above -inf: the model is at fault."""
@@ -236,7 +237,7 @@ def _sample_group(
         return _draw_flat(logits, group)
     ids = best_ids(logits, _width(path, options, logits.shape[1]))
     total = unit_sum(mx.exp(_scale(logits, columns))) if path == "nucleus" else None
-    return _draw_ranked(mx.take_along_axis(logits, ids, axis=-1), ids, group, total)
+    return _draw_ranked(pick(logits, ids), ids, group, total)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,7 +294,7 @@ def _ends_of(draws: Sequence[Draw], logits: mx.array) -> Ends:
     ids = mx.array(filled, dtype=mx.uint32)
     counts = mx.array([[len(draw.ends)] for draw in draws])
     own = mx.arange(width)[None] < counts
-    return Ends(ids, mx.where(own, mx.take_along_axis(logits, ids, axis=-1), -mx.inf))
+    return Ends(ids, mx.where(own, pick(logits, ids), -mx.inf))
 
 
 def _width(path: str, options: Sequence[Sampling], vocab_size: int) -> int:
@@ -340,7 +341,7 @@ def _draw_ranked(
     kept = within & (weights >= table[:, 2:3]) & (ranks < table[:, 0:1])
     scores = group.exclude_top(mx.where(kept, scores, -mx.inf), logits, ids)
     best = mx.argmax(scores + gumbel_noise(group.keys, ids), axis=-1)
-    tokens = mx.take_along_axis(ids, best[:, None], axis=-1)[:, 0].astype(mx.int32)
+    tokens = pick(ids, best[:, None])[:, 0].astype(mx.int32)
     if total is None:
         return tokens
     # What follows the support weighs no more than its last one, and comes after all of its weight.

@@ -1,0 +1,131 @@
+"""Kernels of our own are compiled once for each use, by a name of their own, or by MLX."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxd_worker.kernels.nvrtc import CompileError
+from mlxd_worker.kernels.own import Body, OwnKernel, source_of
+
+BODY = Body("twice", ("given",), ("made",), "  made[0] = 2 * given[0];\n")
+SHAPE = (1,)
+
+
+class Recording:
+    """A compiler that keeps what it is asked, and refuses what holds `refused`."""
+
+    def __init__(self, refused: str | None = None) -> None:
+        self.sources: dict[str, str] = {}
+        self._refused = refused
+
+    def compile(self, source: str, *, name: str) -> bytes:
+        """Return the source as the code."""
+        if self._refused is not None and self._refused in source:
+            raise CompileError("refused")
+        self.sources[name] = source
+        return source.encode()
+
+
+class Launches:
+    """What was launched, and by whom it was compiled."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self.by_mlx = 0
+
+    def launch(self, **arguments: Any) -> list[mx.array]:
+        """Note a launch of compiled code."""
+        self.calls.append(arguments)
+        return [mx.zeros(shape) for shape in arguments["output_shapes"]]
+
+    def fall_back(self, body: Body) -> Any:
+        """Return a kernel that MLX compiles."""
+
+        def launch(**arguments: Any) -> list[mx.array]:
+            self.by_mlx += 1
+            return [mx.zeros(shape) for shape in arguments["output_shapes"]]
+
+        assert body is BODY
+        return launch
+
+
+def call(kernel: OwnKernel, *, dtype: mx.Dtype = mx.float32, factor: int = 1) -> None:
+    """Call a kernel with one constant."""
+    kernel(
+        inputs=[mx.zeros(SHAPE, dtype=dtype)],
+        output_shapes=[SHAPE],
+        output_dtypes=[dtype],
+        grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+        template=[("T", dtype), ("FACTOR", factor)],
+    )
+
+
+def test_a_kernel_is_compiled_once_for_its_types_and_constants() -> None:
+    """The same again costs nothing; another type or constant is another kernel."""
+    compiler, launches = Recording(), Launches()
+    kernel = OwnKernel(BODY, find=lambda: compiler, launch=launches.launch)
+    for _ in range(3):
+        call(kernel)
+    call(kernel, dtype=mx.bfloat16)
+    call(kernel, factor=2)
+
+    assert len(compiler.sources) == 3
+    assert [call["name"] for call in launches.calls] == [
+        *([next(iter(compiler.sources))] * 3),
+        *list(compiler.sources)[1:],
+    ]
+    for each in launches.calls:
+        assert each["compiled_source"] == compiler.sources[each["name"]].encode()
+
+
+def test_kernels_of_one_name_and_other_texts_share_nothing() -> None:
+    """MLX keeps modules by name: two bodies of one name must not be taken for each other."""
+    compiler, launches = Recording(), Launches()
+    other = Body(BODY.name, BODY.inputs, BODY.outputs, BODY.text.replace("2", "3"))
+    for body in (BODY, other):
+        call(OwnKernel(body, find=lambda: compiler, launch=launches.launch))
+
+    assert len(compiler.sources) == 2
+
+
+@pytest.mark.parametrize("compiler", [None, Recording(refused="given")])
+def test_mlx_compiles_where_we_cannot(compiler: Recording | None) -> None:
+    """Without a compiler, or where it refuses a source, nothing fails."""
+    launches = Launches()
+    kernel = OwnKernel(
+        BODY, find=lambda: compiler, launch=launches.launch, fall_back=launches.fall_back
+    )
+    call(kernel)
+    call(kernel)
+
+    assert (launches.by_mlx, launches.calls) == (2, [])
+
+
+def test_a_kernel_with_scalars_needs_our_compiler() -> None:
+    """MLX compiles none that has any: whoever calls it has asked first."""
+    body = Body("scaled", ("given",), ("made",), "", scalars=("factor",))
+    with pytest.raises(CompileError, match="scaled"):
+        call(OwnKernel(body, find=lambda: None))
+
+
+def test_a_source_declares_what_its_body_refers_to() -> None:
+    """Inputs, outputs and scalars in this order, then types, truths and numbers."""
+    body = Body(
+        "all", ("a", "b"), ("c",), "  c[0] = a[0];\n", header="int f();\n", scalars=("count",)
+    )
+    text = source_of(
+        body,
+        [mx.bfloat16, mx.int32],
+        [mx.float16],
+        [("T", mx.float16), ("WIDE", True), ("N", 7)],
+    )
+
+    assert "(const __nv_bfloat16* a, const int* b, __half* c, int count) {" in text
+    assert 'int f();\nextern "C" __global__ void ' in text
+    lines = ["using T = __half;", "constexpr bool WIDE = true;", "constexpr int N = 7;"]
+    body_text = text.partition("{\n")[2]
+    assert [line.strip() for line in body_text.splitlines()] == [*lines, "c[0] = a[0];", "}"]

@@ -1,0 +1,128 @@
+"""CUDA's run-time compiler, asked without MLX: source text in, machine code out.
+
+Invariants:
+- It is the library that MLX has loaded already, so both compile alike and nothing else is needed.
+- Where anything is missing, the library, the toolkit's headers or the device, there is no compiler
+  (None), and whoever asked has MLX compile instead.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+import mlx.core as mx
+
+from mlxd_shared.ops.logs import get_logger
+
+HEADER: Final = "cuda_bf16.h"
+"""What a folder of the toolkit's headers is known by."""
+
+_LIBRARY: Final = "libnvrtc.so"
+_MAPS: Final = Path("/proc/self/maps")
+_MAJOR, _MINOR = 75, 76
+"""The driver's numbers for the two parts of a device's compute capability."""
+
+_log = get_logger("kernels")
+
+
+class CompileError(Exception):
+    """The compiler refused a source; says what it wrote."""
+
+
+class Nvrtc:
+    """The compiler for one architecture. Any thread."""
+
+    def __init__(self, library: ctypes.CDLL, *, include: Path, architecture: str) -> None:
+        """Compile with headers in `include` for an `architecture` such as sm_90."""
+        self._library = library
+        self._options = (
+            f"--gpu-architecture={architecture}".encode(),
+            f"--include-path={include}".encode(),
+        )
+
+    def compile(self, source: str, *, name: str) -> bytes:
+        """Return the machine code of a source, which messages call `name`.
+
+        Raises:
+            CompileError: it was refused.
+        """
+        library, program = self._library, ctypes.c_void_p()
+        text, title = source.encode(), f"{name}.cu".encode()
+        if library.nvrtcCreateProgram(ctypes.byref(program), text, title, 0, None, None):
+            raise CompileError(f"{name}: no program could be made")
+        try:
+            options = (ctypes.c_char_p * len(self._options))(*self._options)
+            if library.nvrtcCompileProgram(program, len(options), options):
+                log = self._get(program, "ProgramLog").decode(errors="replace")
+                raise CompileError(f"{name}: {log}")
+            return self._get(program, "CUBIN")
+        finally:
+            library.nvrtcDestroyProgram(ctypes.byref(program))
+
+    def _get(self, program: ctypes.c_void_p, what: str) -> bytes:
+        size = ctypes.c_size_t()
+        if getattr(self._library, f"nvrtcGet{what}Size")(program, ctypes.byref(size)):
+            raise CompileError(f"no {what}")
+        held = ctypes.create_string_buffer(size.value)
+        if getattr(self._library, f"nvrtcGet{what}")(program, held):
+            raise CompileError(f"no {what}")
+        return held.raw
+
+
+@cache
+def find_compiler() -> Nvrtc | None:
+    """Return the compiler for MLX's default device; None where there is none. Engine thread."""
+    if not mx.cuda.is_available():
+        return None
+    path = find_mapped(_MAPS.read_text(encoding="utf-8")) if _MAPS.exists() else None
+    architecture = _architecture()
+    include = None if path is None else find_headers(path, os.environ)
+    if path is None or include is None or architecture is None:
+        _log.warning("MLX compiles the kernels", library=str(path), headers=str(include))
+        return None
+    return Nvrtc(ctypes.CDLL(str(path)), include=include, architecture=architecture)
+
+
+def find_mapped(maps: str) -> Path | None:
+    """Return the compiler's library among a process's mapped files; None where it is not. Pure."""
+    for line in maps.splitlines():
+        path = line.rpartition(" ")[2]
+        if path.rpartition("/")[2].startswith(_LIBRARY):
+            return Path(path)
+    return None
+
+
+def find_headers(library: Path, environ: Mapping[str, str]) -> Path | None:
+    """Return the folder of the toolkit's headers: the environment's, the library's, the usual."""
+    homes = [Path(home) for key in ("CUDA_HOME", "CUDA_PATH") if (home := environ.get(key))]
+    # As wheels lay them out: one folder for all, or one for each part.
+    beside = library.parent.parent
+    homes += [beside, beside.parent / "cuda_runtime", Path("/usr/local/cuda")]
+    return _first_with_header(home / "include" for home in homes)
+
+
+def _first_with_header(folders: Iterable[Path]) -> Path | None:
+    return next((folder for folder in folders if (folder / HEADER).is_file()), None)
+
+
+def _architecture() -> str | None:
+    """Return the first visible device's architecture, which is MLX's own, by the driver."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    device = ctypes.c_int()
+    parts: list[int] = []
+    if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
+        return None
+    for attribute in (_MAJOR, _MINOR):
+        value = ctypes.c_int()
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
+        parts.append(value.value)
+    return "sm_" + "".join(str(part) for part in parts)

@@ -1,0 +1,205 @@
+"""Kernels of our own: a function's body and what it is given, compiled once for each use.
+
+MLX has its own headers compiled with each kernel, which takes a second and more, in every process
+anew (decision 0080). Ours need none of them: the same body takes a twentieth of that.
+
+Invariants:
+- A kernel is compiled when it meets types and constants for the first time.
+- Its name among MLX's modules says which source it was compiled from, so that no two share one.
+- Where no compiler is found, or it refuses a source, MLX compiles that kernel.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol, cast
+
+import mlx.core as mx
+
+from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.kernels.device import Kernel
+from mlxd_worker.kernels.nvrtc import CompileError, find_compiler
+
+Constant = tuple[str, int | mx.Dtype]
+"""A constant or a type that a body refers to by its name."""
+
+TYPES: Final = {
+    mx.bfloat16: "__nv_bfloat16",
+    mx.float16: "__half",
+    mx.float32: "float",
+    mx.int32: "int",
+    mx.uint32: "unsigned int",
+}
+"""What CUDA calls the types that kernels here take."""
+
+HEADERS: Final = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
+
+_log = get_logger("kernels")
+
+
+class Compiler(Protocol):
+    """Makes machine code: CUDA's, or a test's."""
+
+    def compile(self, source: str, *, name: str) -> bytes:
+        """Return the machine code of a source.
+
+        Raises:
+            CompileError: it was refused.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Body:
+    """A kernel as it is written: all but its signature."""
+
+    name: str
+    inputs: tuple[str, ...]
+    outputs: tuple[str, ...]
+    text: str
+    header: str = ""
+    """Functions that it calls."""
+    scalars: tuple[str, ...] = ()
+    """Whole numbers that each call gives; MLX compiles no kernel that has any."""
+
+
+@dataclass(frozen=True, slots=True)
+class Compiled:
+    """A kernel for some types and constants."""
+
+    symbol: str
+    code: bytes
+
+
+class OwnKernel:
+    """Compiles a body as it is called for. Engine thread."""
+
+    def __init__(
+        self,
+        body: Body,
+        *,
+        find: Callable[[], Compiler | None] = find_compiler,
+        launch: Kernel = mx.fast.precompiled_cuda_kernel,
+        fall_back: Callable[[Body], Kernel] | None = None,
+    ) -> None:
+        """Compile `body` by what `find` returns; `fall_back` makes a kernel where that cannot."""
+        self._body = body
+        self._find = find
+        self._launch = launch
+        self._fall_back = fall_back or have_mlx_compile
+        self._compiled: dict[object, Compiled | None] = {}
+        self._other: Kernel | None = None
+
+    def __call__(
+        self,
+        *,
+        inputs: Sequence[mx.array],
+        output_shapes: Sequence[tuple[int, ...]],
+        output_dtypes: Sequence[mx.Dtype],
+        grid: tuple[int, int, int],
+        threadgroup: tuple[int, int, int],
+        template: Sequence[Constant],
+        scalars: Sequence[int] = (),
+    ) -> list[mx.array]:
+        """Return the outputs, lazy; arguments as `mx.fast.cuda_kernel`'s, and the body's scalars.
+
+        Raises:
+            CompileError: a kernel that has scalars cannot be compiled here.
+        """
+        input_dtypes = tuple(array.dtype for array in inputs)
+        key = (input_dtypes, tuple(output_dtypes), tuple(template))
+        if key not in self._compiled:
+            self._compiled[key] = self._compile(input_dtypes, output_dtypes, template)
+        compiled = self._compiled[key]
+        shared = partial(
+            self._launch,
+            inputs=list(inputs),
+            output_shapes=list(output_shapes),
+            output_dtypes=list(output_dtypes),
+            grid=grid,
+            threadgroup=threadgroup,
+        )
+        if compiled is not None:
+            return shared(
+                name=compiled.symbol,
+                compiled_source=compiled.code,
+                scalars=list(scalars),
+                ensure_row_contiguous=True,
+            )
+        if self._body.scalars:
+            raise CompileError(f"{self._body.name}: nobody compiles this")
+        if self._other is None:
+            self._other = self._fall_back(self._body)
+        return self._other(**shared.keywords, template=list(template))
+
+    def _compile(
+        self,
+        input_dtypes: Sequence[mx.Dtype],
+        output_dtypes: Sequence[mx.Dtype],
+        template: Sequence[Constant],
+    ) -> Compiled | None:
+        compiler = self._find()
+        if compiler is None:
+            return None
+        text = source_of(self._body, input_dtypes, output_dtypes, template)
+        symbol = f"mlxd_{self._body.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        try:
+            return Compiled(symbol, compiler.compile(text.replace(_SYMBOL, symbol), name=symbol))
+        except CompileError as error:
+            _log.warning("MLX compiles a kernel", kernel=self._body.name, problem=str(error))
+            return None
+
+
+_SYMBOL: Final = "KERNEL_SYMBOL"
+
+
+def source_of(
+    body: Body,
+    input_dtypes: Sequence[mx.Dtype],
+    output_dtypes: Sequence[mx.Dtype],
+    template: Sequence[Constant],
+) -> str:
+    """Return a kernel's source: inputs, outputs, scalars; constants first in the body. Pure."""
+    inputs = zip(input_dtypes, body.inputs, strict=True)
+    outputs = zip(output_dtypes, body.outputs, strict=True)
+    taken = [f"const {TYPES[dtype]}* {name}" for dtype, name in inputs]
+    taken += [f"{TYPES[dtype]}* {name}" for dtype, name in outputs]
+    taken += [f"int {name}" for name in body.scalars]
+    constants = "".join(f"  {_declare(name, value)}\n" for name, value in template)
+    signature = f'extern "C" __global__ void {_SYMBOL}({", ".join(taken)})'
+    return f"{HEADERS}{body.header}{signature} {{\n{constants}{body.text}}}\n"
+
+
+def _declare(name: str, value: int | mx.Dtype) -> str:
+    if isinstance(value, bool):
+        return f"constexpr bool {name} = {str(value).lower()};"
+    if isinstance(value, int):
+        return f"constexpr int {name} = {value};"
+    return f"using {name} = {TYPES[value]};"
+
+
+def make_kernel(
+    *,
+    name: str,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    source: str,
+    header: str = "",
+) -> Kernel:
+    """Return a kernel; arguments as `mx.fast.cuda_kernel`'s. Call it by its own."""
+    return OwnKernel(Body(name, tuple(input_names), tuple(output_names), source, header))
+
+
+def have_mlx_compile(body: Body) -> Kernel:
+    """Return a body as a kernel that MLX compiles, with its own headers."""
+    kernel: Any = mx.fast.cuda_kernel(
+        name=body.name,
+        input_names=list(body.inputs),
+        output_names=list(body.outputs),
+        source=body.text,
+        header=body.header,
+    )
+    return cast("Kernel", kernel)
