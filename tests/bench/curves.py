@@ -74,7 +74,7 @@ def draw_all(lines: Iterable[Line], folder: Path) -> None:
 
 def draw(chart: Chart, folder: Path) -> Path:
     """Write a chart as `folder`/NAME.svg and return the file's path."""
-    with rc_context(STYLE):
+    with rc_context(STYLE):  # type: ignore[arg-type] # names are literals to it
         width = INCHES_A_PANEL * len(chart.panels)
         figure = Figure(figsize=(width, INCHES_HIGH), layout="constrained")
         axes = figure.subplots(1, len(chart.panels), squeeze=False)

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxd import Client, Delta
-from mlxd.messages import PrefixDisk, Status, WorkerStatus
+from mlxd.messages import Status, WorkerStatus
 from mlxd_shared.blocks.chain import BLOCK_TOKENS
+from mlxd_shared.domain.figures import PrefixDisk
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions
 from tests.support.served import serve
 

@@ -13,9 +13,10 @@ import termios
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from types import MappingProxyType
-from typing import Any, Protocol, cast
+from typing import Any
 
 import pyte
+from pyte.screens import Char
 
 from tests.support.cli import COMMAND, LIMIT_S, clean_environment
 
@@ -34,16 +35,6 @@ _LEAD = (
 XTERM = "xterm-256color"
 SMALL, USUAL = (60, 15), (80, 24)
 """Columns and lines."""
-
-
-class Cell(Protocol):
-    """One place of a screen. Colours are pyte's: a name, six hexadecimal digits, or `default`."""
-
-    data: str
-    fg: str
-    bg: str
-    bold: bool
-    reverse: bool
 
 
 class Terminal:
@@ -81,10 +72,10 @@ class Terminal:
         return [line.rstrip() for line in self._glass.display]
 
     @property
-    def cells(self) -> list[list[Cell]]:
+    def cells(self) -> list[list[Char]]:
         """What is to be seen, a line at a time down to the last that has anything, with colours."""
         lines = [
-            [cast("Cell", self._glass.buffer[y][x]) for x in range(self._glass.columns)]
+            [self._glass.buffer[y][x] for x in range(self._glass.columns)]
             for y in range(self._glass.lines)
         ]
         while lines and not "".join(cell.data for cell in lines[-1]).strip():
