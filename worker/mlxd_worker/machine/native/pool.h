@@ -40,7 +40,7 @@ static struct {
     part_fn *run;
     void *job;
     int parts;
-    _Atomic int cut; /* into so many ranges; one is read before a claim, so it may be the last job's */
+    _Atomic int cut; /* into so many ranges; read before a claim, so it may be the last job's */
     _Atomic int threads; /* that the user allows, the caller's included; read without the turn */
     int started; /* of them in this process, the caller's not included */
 } pool = {.turn = PTHREAD_MUTEX_INITIALIZER, .threads = 1};

@@ -20,9 +20,13 @@
 #define LONG_K 8192         /* rows of x longer than this leave the cache when there are many */
 #define LONG_ROWS_MAX 16
 #define X_WHOLE 8192        /* floats of a panel of x that is not cut: 32 KiB of the first cache */
+#define X_WHOLE_ROWS 4      /* nor is one of so few rows: the second cache gives it fast enough */
 #define X_FLOATS 4096       /* of one that is, at a time: sums come and go there as well */
+#define NEAR 16384          /* floats of a tile after which the next one's are asked for in time */
+#define AHEAD 256           /* floats of a row of w that are asked for in advance in longer ones */
 #define SUMS_FLOATS 16384   /* of unfinished sums between two stretches of k */
-#define PART_BYTES 262144   /* of weights: what a thread claims at once, at most */
+#define PART_BYTES 262144   /* of weights: what a thread claims at once, unless k is long */
+#define PART_COLUMNS 32     /* at least, for which x comes from further away once */
 #define SHARED_BYTES 524288 /* of weights, from where a second thread pays */
 #define SHARED_STEPS 2097152 /* multiplications, likewise */
 #define THREAD_PARTS 4      /* at least, for each thread: the last one to end is waited for */
@@ -106,8 +110,10 @@ static _Atomic int off;
 /* Add halves, then their halves, and so on, of four vectors at once. */
 static inline TARGET four sums_of_8(__m256 a, __m256 b, __m256 c, __m256 d)
 {
-    __m256 ab = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
-    __m256 cd = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20), _mm256_permute2f128_ps(c, d, 0x31));
+    __m256 ab = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20),
+                              _mm256_permute2f128_ps(a, b, 0x31));
+    __m256 cd = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20),
+                              _mm256_permute2f128_ps(c, d, 0x31));
     __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
     all = _mm256_add_ps(_mm256_shuffle_ps(all, all, 0x88), _mm256_shuffle_ps(all, all, 0xdd));
     return (four)_mm_unpacklo_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
@@ -142,13 +148,15 @@ static inline TARGET four sums_of_16(__m512 a, __m512 b, __m512 c, __m512 d)
 {
     __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
     __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
-    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                               _mm512_shuffle_f32x4(ab, cd, 0xdd));
     all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
     all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
     return (four)_mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all));
 }
 #include "tiles.h"
-static const struct tiles avx512 = {"avx512", 32, 16, 8, SIZES_32(avx512), lay_avx512, column_avx512};
+static const struct tiles avx512 = {
+    "avx512", 48, 16, 8, SIZES_32(avx512), lay_avx512, column_avx512};
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #define NAME(x) x##_neon
@@ -214,12 +222,17 @@ static _Thread_local struct {
     long count;
 } kept;
 
+static long round_up(long count, long unit)
+{
+    return (count + unit - 1) / unit * unit;
+}
+
 /* Return room for so many numbers, the same for each product of a thread, or NULL. */
 static float *scratch(long count)
 {
     if (count > kept.count) {
         free(kept.numbers);
-        kept.numbers = aligned_alloc(64, (count * sizeof *kept.numbers + 63) / 64 * 64);
+        kept.numbers = aligned_alloc(64, round_up(count * sizeof *kept.numbers, 64));
         kept.count = kept.numbers == NULL ? 0 : count;
         pthread_setspecific(scratch_key, kept.numbers);
     }
@@ -281,8 +294,12 @@ static void cut(struct product *p)
     long grain = tiles->sizes[tall][0].wide * unit, columns = PART_BYTES / 4 / p->k;
     long most = SUMS_FLOATS / (p->m < GROUP ? p->m : GROUP) / (tiles->width / unit);
     p->shared = weights * 4 >= SHARED_BYTES || weights * p->m >= SHARED_STEPS;
-    p->padded = (p->k + tiles->width - 1) / tiles->width * tiles->width;
-    p->length = tall * p->k <= X_WHOLE ? p->k : X_FLOATS / tall / tiles->width * tiles->width;
+    p->padded = round_up(p->k, tiles->width);
+    int whole = tall <= X_WHOLE_ROWS || tall * p->k <= X_WHOLE;
+    long stretches = whole ? 1 : (tall * p->k + X_FLOATS - 1) / X_FLOATS;
+    p->length = round_up((p->k + stretches - 1) / stretches, tiles->width);
+    if (columns < PART_COLUMNS)
+        columns = PART_COLUMNS;
     if (p->shared && columns * THREAD_PARTS * pool.threads > p->n)
         columns = p->n / THREAD_PARTS / pool.threads;
     if (columns > most)

@@ -81,10 +81,11 @@ INLINE void NAME(dots)(const struct product *p, const struct tile *t, const int 
                        const int wide)
 {
     VEC sums[TALL][WIDE];
-    const float *x = t->x, *w = p->b + t->n * p->ldb + t->k, *next = w + wide * p->ldb;
+    const float *x = t->x, *w = p->b + t->n * p->ldb + t->k;
     long k = 0, rest = t->length % WIDTH;
-    const int whole = t->length == p->ldb; /* the next tile's weights are one run of memory */
-    const long along = whole ? wide : 1, across = whole ? WIDTH : p->ldb;
+    const int near = wide * t->length <= NEAR, run = near && p->length >= p->ldb;
+    const float *next = near ? w + wide * p->ldb : w + AHEAD; /* the next tile's, or a row's own */
+    const long along = run ? wide : 1, across = run ? WIDTH : p->ldb;
     NAME(begin)(sums, t, tall, wide);
     for (; k < t->length - rest; k += WIDTH, x += tall * WIDTH) {
         UNROLLED for (int j = 0; j < wide; j++)
