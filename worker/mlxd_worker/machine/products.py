@@ -33,10 +33,10 @@ ROW_MAJOR: Final = 101
 AS_IS: Final = 111
 TRANSPOSED: Final = 112
 
-_CHECKED: Final = ((1, 70, 40), (2, 33, 129), (5, 64, 64), (16, 19, 515), (32, 40, 100))
+_CHECKED: Final = ((1, 70, 40), (2, 33, 129), (5, 64, 64), (16, 19, 515), (48, 40, 100))
 """Rows, columns and inner lengths that are compared with the library behind."""
-_SHARED: Final = (3, 256, 520)
-"""Large enough that all threads take part."""
+_SHARED: Final = (7, 128, 1300)
+"""Large enough that all threads take part, and long enough for its rows to be cut."""
 _DRAWN: Final = 1021
 """Numbers that are drawn for a check, over and over."""
 _TOLERANCE: Final = 1e-6

@@ -1,13 +1,15 @@
 /* The one pool of threads that all products of a process share.
 
-   A job is a number of parts. The caller and the pool's threads claim parts one after another, so
-   that a thread whose core is taken away delays the job by the part that it has in hand and no
-   more. OpenBLAS's jobs are run here too (`pool_run_blas`): its parts wait for each other, so each
-   needs a thread, and such a job waits for its turn. Others find the pool taken and compute alone.
+   A job is a number of parts in order, cut into a range for each thread. A thread claims the parts
+   of its own range one after another and then those of others', so that it meets the same weights
+   in its cache when they come again, and one whose core is taken away delays the job by the part
+   that it has in hand and no more. OpenBLAS's jobs are run here too (`pool_run_blas`): its parts
+   wait for each other, so each needs a thread, and such a job waits for its turn. Others find the
+   pool taken and compute alone.
 
-   A ticket holds the job's number in its upper half and the parts left in its lower one: who claims
-   a part of a job that has ended meanwhile fails to. After a fork the child has none of the
-   threads; it makes its own when it first needs them. */
+   A range's ticket holds the job's number in its upper half and the parts left in its lower one:
+   who claims a part of a job that has ended meanwhile fails to. After a fork the child has none of
+   the threads; it makes its own when it first needs them. */
 
 #include <errno.h>
 #include <limits.h>
@@ -20,6 +22,7 @@
 #include <unistd.h>
 
 #define THREADS_MAX 1024
+#define RANGES_MAX 64
 #define IDLE_LOOKS 200  /* that an idle thread takes for work before it sleeps */
 #define END_LOOKS 2000  /* that the caller takes for the last part's end: it is short, unless its
                            thread's core was taken away */
@@ -28,13 +31,16 @@ typedef void part_fn(void *job, int part);
 
 static struct {
     pthread_mutex_t turn;
-    _Alignas(64) _Atomic uint64_t ticket;
+    struct {
+        _Alignas(64) _Atomic uint64_t ticket;
+    } ranges[RANGES_MAX];
     _Alignas(64) _Atomic uint32_t number; /* of the last job; what idle threads sleep on */
     _Alignas(64) _Atomic uint32_t left;   /* parts not yet done; what the caller sleeps on */
     _Atomic uint32_t sleeping;
     part_fn *run;
     void *job;
     int parts;
+    _Atomic int cut; /* into so many ranges; read before a claim, so it may be the last job's */
     _Atomic int threads; /* that the user allows, the caller's included; read without the turn */
     int started; /* of them in this process, the caller's not included */
 } pool = {.turn = PTHREAD_MUTEX_INITIALIZER, .threads = 1};
@@ -58,26 +64,40 @@ static void wake(_Atomic uint32_t *word, int count)
     syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, count, NULL, NULL, 0);
 }
 
-/* Claim and run parts until none is left. */
-static void run_parts(void)
+static int range_end(int range, int parts, int cut)
 {
-    uint64_t ticket = atomic_load(&pool.ticket);
-    while ((uint32_t)ticket != 0) {
-        if (!atomic_compare_exchange_weak(&pool.ticket, &ticket, ticket - 1))
+    return (int)((long)(range + 1) * parts / cut);
+}
+
+/* Claim and run a range's parts until none is left. */
+static void run_range(int range)
+{
+    _Atomic uint64_t *ticket = &pool.ranges[range].ticket;
+    uint64_t seen = atomic_load(ticket);
+    while ((uint32_t)seen != 0) {
+        if (!atomic_compare_exchange_weak(ticket, &seen, seen - 1))
             continue;
-        pool.run(pool.job, pool.parts - (int)(uint32_t)ticket);
+        int left = (int)(uint32_t)seen;
+        pool.run(pool.job, range_end(range, pool.parts, pool.cut) - left);
         if (atomic_fetch_sub(&pool.left, 1) == 1)
             wake(&pool.left, 1);
-        ticket = atomic_load(&pool.ticket);
+        seen = atomic_load(ticket);
     }
 }
 
-static void *serve(void *unused)
+/* Claim and run parts until none is left, from the range of thread `own` on. */
+static void run_parts(int own)
 {
-    (void)unused;
+    int cut = atomic_load(&pool.cut);
+    for (int i = 0; i < cut; i++)
+        run_range((own + i) % cut);
+}
+
+static void *serve(void *own)
+{
     uint32_t seen = atomic_load(&pool.number);
     for (;;) {
-        run_parts();
+        run_parts((int)(intptr_t)own);
         for (int look = 0; look < IDLE_LOOKS && atomic_load(&pool.number) == seen; look++)
             look_again();
         atomic_fetch_add(&pool.sleeping, 1);
@@ -101,7 +121,8 @@ static void start_threads(void)
     pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the interpreter's */
     pthread_attr_init(&attributes);
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-    while (pool.started < pool.threads - 1 && !pthread_create(&thread, &attributes, serve, NULL))
+    while (pool.started < pool.threads - 1 &&
+           !pthread_create(&thread, &attributes, serve, (void *)(intptr_t)(pool.started + 1)))
         pool.started++;
     pthread_attr_destroy(&attributes);
     pthread_sigmask(SIG_SETMASK, &before, NULL);
@@ -114,21 +135,27 @@ static void run_shared(part_fn *run, void *job, int parts)
     pool.run = run, pool.job = job, pool.parts = parts;
     atomic_store(&pool.left, (uint32_t)parts);
     uint32_t number = atomic_load(&pool.number) + 1;
-    atomic_store(&pool.ticket, (uint64_t)number << 32 | (uint32_t)parts);
+    int cut = pool.threads < RANGES_MAX ? pool.threads : RANGES_MAX;
+    atomic_store(&pool.cut, cut);
+    for (int i = 0, begin = 0; i < cut; i++) {
+        int end = range_end(i, parts, cut);
+        atomic_store(&pool.ranges[i].ticket, (uint64_t)number << 32 | (uint32_t)(end - begin));
+        begin = end;
+    }
     atomic_store(&pool.number, number);
     if (atomic_load(&pool.sleeping) != 0)
         wake(&pool.number, parts - 1);
-    run_parts();
+    run_parts(0);
     for (int look = 0; look < END_LOOKS && atomic_load(&pool.left) != 0; look++)
         look_again();
     while ((left = atomic_load(&pool.left)) != 0)
         sleep_on(&pool.left, left);
 }
 
-/* Run all parts of a job: with the pool's threads, or alone where others have the pool. */
-static void pool_run(part_fn *run, void *job, int parts)
+/* Run all parts of a job: alone, or with the pool's threads where nobody else has them. */
+static void pool_run(part_fn *run, void *job, int parts, int shared)
 {
-    if (parts > 1 && pool.threads > 1 && pthread_mutex_trylock(&pool.turn) == 0) {
+    if (shared && parts > 1 && pool.threads > 1 && pthread_mutex_trylock(&pool.turn) == 0) {
         start_threads();
         run_shared(run, job, parts);
         pthread_mutex_unlock(&pool.turn);

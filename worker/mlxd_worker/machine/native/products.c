@@ -16,15 +16,23 @@
 
 #include "pool.h"
 
+#define GROUP 32            /* rows that share what a part has brought into the cache */
 #define LONG_K 8192         /* rows of x longer than this leave the cache when there are many */
 #define LONG_ROWS_MAX 16
-#define AHEAD 256           /* floats of a row of weights that are asked for in advance */
-#define PART_BYTES 65536    /* of weights: what a thread claims at once, at least */
+#define X_WHOLE 8192        /* floats of a panel of x that is not cut: 32 KiB of the first cache */
+#define X_WHOLE_ROWS 4      /* nor is one of so few rows: the second cache gives it fast enough */
+#define X_FLOATS 4096       /* of one that is, at a time: sums come and go there as well */
+#define NEAR 16384          /* floats of a tile after which the next one's are asked for in time */
+#define AHEAD 256           /* floats of a row of w that are asked for in advance in longer ones */
+#define SUMS_FLOATS 16384   /* of unfinished sums between two stretches of k */
+#define PART_BYTES 262144   /* of weights: what a thread claims at once, unless k is long */
+#define PART_COLUMNS 32     /* at least, for which x comes from further away once */
 #define SHARED_BYTES 524288 /* of weights, from where a second thread pays */
 #define SHARED_STEPS 2097152 /* multiplications, likewise */
+#define THREAD_PARTS 4      /* at least, for each thread: the last one to end is waited for */
 #define UNROLLED _Pragma("GCC unroll 8")
-#define TALL 4
-#define WIDE_ONE 8
+#define TALL 8
+#define WIDE 8
 
 enum { ROW_MAJOR = 101, AS_IS = 111, TRANSPOSED = 112 };
 
@@ -35,18 +43,34 @@ struct product {
     float *c;
     long lda, ldb, ldc;
     int transposed;
-    long step; /* columns of c in a part */
+    long step;   /* columns of c in a part */
+    long length; /* of k at a time */
+    int shared;  /* by more than one thread */
+    long padded; /* k, up to a vector's end */
+    float *x;    /* the rows of a, panel after panel, each laid side by side (of dots) */
 };
 
-typedef void tile_fn(const struct product *p, long m, long n);
+/* What a tile computes: rows from m on by columns from n on, over k to k + length. */
+struct tile {
+    long m, n, k, length;
+    const float *x; /* its rows, laid side by side (of dots) */
+    float *sums;    /* that another stretch of k began, and another will end */
+};
+
+typedef float four __attribute__((vector_size(16)));
+typedef void tile_fn(const struct product *p, const struct tile *t);
+struct size {
+    int wide; /* rows of w, or vectors of its columns */
+    tile_fn *dots, *axes;
+};
 struct tiles {
     const char *name;
     int rows_max; /* from where OpenBLAS is as fast */
     int width;    /* floats in a vector */
-    int tall;     /* rows that fit into registers beside four of w */
-    int wide[5];  /* by number of rows: the most of w beside them */
-    tile_fn *dots[5][4], *axes[5][4]; /* by number of rows, and logarithm of width */
-    tile_fn *column;
+    int tall;     /* rows at most */
+    struct size sizes[TALL + 1][5]; /* by number of rows, widest first, then none */
+    void (*lay)(const struct product *p, float *x, long m, long tall);
+    void (*column)(const struct product *p, long m, long n);
 };
 
 typedef void sgemm_fn(int, int, int, int, int, int, float, const float *, int, const float *, int,
@@ -55,14 +79,18 @@ static sgemm_fn *next_sgemm;
 static const struct tiles *tiles;
 static _Atomic int off;
 
-#define ROW(kind, tall, isa) {kind##_##tall##x1_##isa, kind##_##tall##x2_##isa, kind##_##tall##x4_##isa}
-#define LONG_ROW(kind, tall, isa) \
-    {kind##_##tall##x1_##isa, kind##_##tall##x2_##isa, kind##_##tall##x4_##isa, kind##_##tall##x8_##isa}
-#define ROWS(kind, isa) \
-    {{0}, LONG_ROW(kind, 1, isa), LONG_ROW(kind, 2, isa), ROW(kind, 3, isa), ROW(kind, 4, isa)}
-#define TABLE(isa, most, floats, ...) \
-    static const struct tiles isa = { \
-        #isa, most, floats, __VA_ARGS__, ROWS(dots, isa), ROWS(axes, isa), column_##isa}
+/* As many as fit into the registers beside what is multiplied: 32 registers, and 16. */
+#define SIZE(tall, wide, isa) {wide, dots_##tall##x##wide##_##isa, axes_##tall##x##wide##_##isa}
+#define FOUR(tall, wide, isa) \
+    {SIZE(tall, wide, isa), SIZE(tall, 4, isa), SIZE(tall, 2, isa), SIZE(tall, 1, isa)}
+#define THREE(tall, isa) {SIZE(tall, 4, isa), SIZE(tall, 2, isa), SIZE(tall, 1, isa)}
+#define TWO(tall, wide, isa) {SIZE(tall, wide, isa), SIZE(tall, 1, isa)}
+#define SIZES_32(isa) \
+    {{{0}}, FOUR(1, 8, isa), FOUR(2, 8, isa), FOUR(3, 8, isa), FOUR(4, 6, isa), THREE(5, isa), \
+     THREE(6, isa), TWO(7, 3, isa), TWO(8, 3, isa)}
+#define SIZES_16(isa) \
+    {{{0}}, FOUR(1, 8, isa), THREE(2, isa), THREE(3, isa), TWO(4, 2, isa), TWO(5, 2, isa), \
+     TWO(6, 2, isa)}
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -77,15 +105,21 @@ static _Atomic int off;
 #define FMA(a, b, c) _mm256_fmadd_ps(a, b, c)
 #define MUL(a, b) _mm256_mul_ps(a, b)
 #define SPREAD(x) _mm256_set1_ps(x)
-#define SUM(v) sum_of_8(v)
-static inline TARGET float sum_of_8(__m256 v)
+#define KEEP(v) __asm__("" : "+x"(v))
+#define SUM_4(a, b, c, d) sums_of_8(a, b, c, d)
+/* Add halves, then their halves, and so on, of four vectors at once. */
+static inline TARGET four sums_of_8(__m256 a, __m256 b, __m256 c, __m256 d)
 {
-    __m128 x = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
-    x = _mm_add_ps(x, _mm_movehl_ps(x, x));
-    return _mm_cvtss_f32(_mm_add_ss(x, _mm_movehdup_ps(x)));
+    __m256 ab = _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20),
+                              _mm256_permute2f128_ps(a, b, 0x31));
+    __m256 cd = _mm256_add_ps(_mm256_permute2f128_ps(c, d, 0x20),
+                              _mm256_permute2f128_ps(c, d, 0x31));
+    __m256 all = _mm256_add_ps(_mm256_shuffle_ps(ab, cd, 0x44), _mm256_shuffle_ps(ab, cd, 0xee));
+    all = _mm256_add_ps(_mm256_shuffle_ps(all, all, 0x88), _mm256_shuffle_ps(all, all, 0xdd));
+    return (four)_mm_unpacklo_ps(_mm256_castps256_ps128(all), _mm256_extractf128_ps(all, 1));
 }
 #include "tiles.h"
-TABLE(avx2, 32, 8, 3, {0, 8, 4, 4, 2});
+static const struct tiles avx2 = {"avx2", 32, 8, 6, SIZES_16(avx2), lay_avx2, column_avx2};
 #undef NAME
 #undef TARGET
 #undef VEC
@@ -96,7 +130,8 @@ TABLE(avx2, 32, 8, 3, {0, 8, 4, 4, 2});
 #undef FMA
 #undef MUL
 #undef SPREAD
-#undef SUM
+#undef KEEP
+#undef SUM_4
 #define NAME(x) x##_avx512
 #define TARGET __attribute__((target("avx512f,avx512dq,avx2,fma")))
 #define VEC __m512
@@ -107,13 +142,21 @@ TABLE(avx2, 32, 8, 3, {0, 8, 4, 4, 2});
 #define FMA(a, b, c) _mm512_fmadd_ps(a, b, c)
 #define MUL(a, b) _mm512_mul_ps(a, b)
 #define SPREAD(x) _mm512_set1_ps(x)
-#define SUM(v) sum_of_16(v)
-static inline TARGET float sum_of_16(__m512 v)
+#define KEEP(v) __asm__("" : "+v"(v))
+#define SUM_4(a, b, c, d) sums_of_16(a, b, c, d)
+static inline TARGET four sums_of_16(__m512 a, __m512 b, __m512 c, __m512 d)
 {
-    return sum_of_8(_mm256_add_ps(_mm512_castps512_ps256(v), _mm512_extractf32x8_ps(v, 1)));
+    __m512 ab = _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xee));
+    __m512 cd = _mm512_add_ps(_mm512_shuffle_f32x4(c, d, 0x44), _mm512_shuffle_f32x4(c, d, 0xee));
+    __m512 all = _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88),
+                               _mm512_shuffle_f32x4(ab, cd, 0xdd));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0x4e));
+    all = _mm512_add_ps(all, _mm512_permute_ps(all, 0xb1));
+    return (four)_mm512_castps512_ps128(_mm512_maskz_compress_ps(0x1111, all));
 }
 #include "tiles.h"
-TABLE(avx512, 32, 16, 4, {0, 8, 8, 4, 4});
+static const struct tiles avx512 = {
+    "avx512", 48, 16, 8, SIZES_32(avx512), lay_avx512, column_avx512};
 #elif defined(__aarch64__)
 #include <arm_neon.h>
 #define NAME(x) x##_neon
@@ -126,9 +169,10 @@ TABLE(avx512, 32, 16, 4, {0, 8, 8, 4, 4});
 #define FMA(a, b, c) vfmaq_f32(c, a, b)
 #define MUL(a, b) vmulq_f32(a, b)
 #define SPREAD(x) vdupq_n_f32(x)
-#define SUM(v) vaddvq_f32(v)
+#define KEEP(v) __asm__("" : "+w"(v))
+#define SUM_4(a, b, c, d) ((four)vpaddq_f32(vpaddq_f32(a, b), vpaddq_f32(c, d)))
 #include "tiles.h"
-TABLE(neon, 16, 4, 4, {0, 8, 8, 4, 4});
+static const struct tiles neon = {"neon", 16, 4, 8, SIZES_32(neon), lay_neon, column_neon};
 #endif
 
 #if defined(__x86_64__)
@@ -172,49 +216,112 @@ static const struct tiles *tiles_for(const char *name)
     return *name ? named : best;
 }
 
-/* Compute columns [n, end) of c for rows [m, m + tall). */
-static void run_block(const struct product *p, long m, long tall, long n, long end)
+static pthread_key_t scratch_key; /* frees a thread's as it ends */
+static _Thread_local struct {
+    float *numbers;
+    long count;
+} kept;
+
+static long round_up(long count, long unit)
 {
-    int unit = p->transposed ? 1 : tiles->width, power = 3;
-    tile_fn *const *of = p->transposed ? tiles->dots[tall] : tiles->axes[tall];
-    for (int wide = WIDE_ONE; wide > 0; wide /= 2, power--)
-        if (wide <= tiles->wide[tall])
-            for (; n + wide * unit <= end; n += wide * unit)
-                of[power](p, m, n);
-    for (; n < end; n++)
-        for (long i = m; i < m + tall; i++)
-            tiles->column(p, i, n);
+    return (count + unit - 1) / unit * unit;
 }
 
-/* Compute a part: so much of w at a time as one tile takes, for all rows. */
+/* Return room for so many numbers, the same for each product of a thread, or NULL. */
+static float *scratch(long count)
+{
+    if (count > kept.count) {
+        free(kept.numbers);
+        kept.numbers = aligned_alloc(64, round_up(count * sizeof *kept.numbers, 64));
+        kept.count = kept.numbers == NULL ? 0 : count;
+        pthread_setspecific(scratch_key, kept.numbers);
+    }
+    return kept.numbers;
+}
+
+/* Return how many rows the panel at m has: those of a group are shared out evenly. */
+static long panel_rows(const struct product *p, long m)
+{
+    long begin = m / GROUP * GROUP, rows = p->m - begin < GROUP ? p->m - begin : GROUP;
+    long panels = (rows + tiles->tall - 1) / tiles->tall, done = m - begin;
+    long small = rows / panels, tall_ones = rows % panels;
+    return small + (done < tall_ones * (small + 1));
+}
+
+/* Compute columns [n, end) of c for a panel of x over a stretch of k. */
+static void run_panel(const struct product *p, struct tile *tile, long tall, long end)
+{
+    long unit = p->transposed ? 1 : tiles->width, first = tile->n;
+    tile->x = p->transposed ? p->x + tile->m * p->padded + tile->k * tall : NULL;
+    for (const struct size *size = tiles->sizes[tall]; size->wide > 0; size++) {
+        tile_fn *run = p->transposed ? size->dots : size->axes;
+        for (; tile->n + size->wide * unit <= end; tile->n += size->wide * unit) {
+            run(p, tile);
+            tile->sums += tall * size->wide * tiles->width;
+        }
+    }
+    for (; tile->k == 0 && tile->n < end; tile->n++)
+        for (long i = tile->m; i < tile->m + tall; i++)
+            tiles->column(p, i, tile->n);
+    tile->n = first;
+}
+
+/* Compute a part. Its weights come into the second cache once, and meet the group's rows there
+   panel after panel, each of which stays in the first cache for a stretch of k. */
 static void run_part(void *job, int part)
 {
     const struct product *p = job;
-    long n = part * p->step, end = n + p->step < p->n ? n + p->step : p->n;
-    long blocks = (p->m + tiles->tall - 1) / tiles->tall;
-    long wide = tiles->wide[(p->m + blocks - 1) / blocks] * (p->transposed ? 1 : tiles->width);
-    for (; n < end; n += wide) {
-        long m = 0, until = n + wide < end ? n + wide : end;
-        for (long left = blocks; left > 0; left--) {
-            long tall = (p->m - m + left - 1) / left;
-            run_block(p, m, tall, n, until);
-            m += tall;
+    _Alignas(64) float sums[SUMS_FLOATS];
+    long n = part * p->step, end = n + p->step < p->n ? n + p->step : p->n, until;
+    for (long begin = 0; begin < p->m; begin = until) {
+        until = begin + GROUP < p->m ? begin + GROUP : p->m;
+        for (long k = 0; k < p->k; k += p->length) {
+            struct tile tile = {.m = begin, .n = n, .k = k, .sums = sums};
+            tile.length = p->length < p->k - k ? p->length : p->k - k;
+            for (long tall; tile.m < until; tile.m += tall) {
+                tall = panel_rows(p, tile.m);
+                run_panel(p, &tile, tall, end);
+            }
         }
     }
 }
 
-static void multiply(struct product *p)
+/* Cut a product into parts: of so many columns that a part's weights fit into the second cache,
+   its unfinished sums too, and that there are some for each thread. */
+static void cut(struct product *p)
 {
-    long grain = WIDE_ONE * (p->transposed ? 1 : tiles->width);
-    p->step = p->n;
-    long weights = p->n * p->k;
-    if ((weights * 4 >= SHARED_BYTES || weights * p->m >= SHARED_STEPS) && p->n > grain) {
-        long columns = PART_BYTES / 4 / p->k;
-        if (columns * 4 * pool.threads > p->n)
-            columns = p->n / 4 / pool.threads;
-        p->step = (columns / grain + 1) * grain;
+    long unit = p->transposed ? 1 : tiles->width, weights = p->n * p->k, tall = panel_rows(p, 0);
+    long grain = tiles->sizes[tall][0].wide * unit, columns = PART_BYTES / 4 / p->k;
+    long most = SUMS_FLOATS / (p->m < GROUP ? p->m : GROUP) / (tiles->width / unit);
+    p->shared = weights * 4 >= SHARED_BYTES || weights * p->m >= SHARED_STEPS;
+    p->padded = round_up(p->k, tiles->width);
+    int whole = tall <= X_WHOLE_ROWS || tall * p->k <= X_WHOLE;
+    long stretches = whole ? 1 : (tall * p->k + X_FLOATS - 1) / X_FLOATS;
+    p->length = round_up((p->k + stretches - 1) / stretches, tiles->width);
+    if (columns < PART_COLUMNS)
+        columns = PART_COLUMNS;
+    if (p->shared && columns * THREAD_PARTS * pool.threads > p->n)
+        columns = p->n / THREAD_PARTS / pool.threads;
+    if (columns > most)
+        columns = most;
+    p->step = columns < grain ? grain : columns / grain * grain;
+}
+
+/* Compute a product, or return 0 where there is no memory to lay x side by side. */
+static int multiply(struct product *p)
+{
+    cut(p);
+    if (p->transposed) {
+        p->x = scratch(p->m * p->padded);
+        if (p->x == NULL)
+            return 0;
+        for (long m = 0, tall; m < p->m; m += tall) {
+            tall = panel_rows(p, m);
+            tiles->lay(p, p->x + m * p->padded, m, tall);
+        }
     }
-    pool_run(run_part, p, (int)((p->n + p->step - 1) / p->step));
+    pool_run(run_part, p, (int)((p->n + p->step - 1) / p->step), p->shared);
+    return 1;
 }
 
 static int rows_max(long k)
@@ -230,12 +337,10 @@ cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const f
                (tb == AS_IS || tb == TRANSPOSED) && m >= 1 && n >= 1 && k >= 1 &&
                m <= rows_max(k) && alpha != 0.0f && lda >= k && ldc >= n &&
                ldb >= (tb == TRANSPOSED ? k : n);
-    if (!ours) {
+    struct product product = {.m = m, .n = n, .k = k, .alpha = alpha, .beta = beta, .a = a, .b = b,
+        .c = c, .lda = lda, .ldb = ldb, .ldc = ldc, .transposed = tb == TRANSPOSED};
+    if (!ours || !multiply(&product))
         next_sgemm(order, ta, tb, m, n, k, alpha, a, lda, b, ldb, beta, c, ldc);
-        return;
-    }
-    struct product product = {m, n, k, alpha, beta, a, b, c, lda, ldb, ldc, tb == TRANSPOSED, 0};
-    multiply(&product);
 }
 
 /* Stand in front of `next`, with so many threads; run OpenBLAS's jobs on them too where `hand_over`
@@ -244,8 +349,10 @@ cblas_sgemm(int order, int ta, int tb, int m, int n, int k, float alpha, const f
 __attribute__((visibility("default"))) const char *
 mlxd_products_start(sgemm_fn *next, void (*hand_over)(blas_runner *), int threads, const char *isa)
 {
-    if (next_sgemm == NULL)
+    if (next_sgemm == NULL) {
         pthread_atfork(before_fork, after_fork, after_fork_in_child);
+        pthread_key_create(&scratch_key, free);
+    }
     pool.threads = threads < 1 ? 1 : threads < THREADS_MAX ? threads : THREADS_MAX;
     next_sgemm = next;
     tiles = tiles_for(isa);
