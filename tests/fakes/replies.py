@@ -107,7 +107,7 @@ def pull_steps(name: str = "o/m@v1") -> list[model_pb2.PullModelResponse]:
     file: dict[str, Any] = {
         "file": "model.safetensors",
         "file_digest": f"sha256:{'ab' * 32}",
-        "file_bytes": 2 * MIB,
+        "file_size_bytes": 2 * MIB,
         "total_bytes": 3 * MIB,
     }
     repository, _, revision = name.partition("@")

@@ -94,7 +94,8 @@ async def test_three_choices_are_the_same_streamed_and_whole(smg: Routed) -> Non
     ask = {**ASK, "n": 3, "temperature": 1.0, "seed": 3}
     whole = await smg.post(CHAT, ask)
     events = await smg.events(CHAT, ask)
-    texts = [choice["message"]["content"] for choice in whole["choices"]]
+    choices = sorted(whole["choices"], key=lambda choice: choice["index"])  # as they end
+    texts = [choice["message"]["content"] for choice in choices]
 
     assert [text_of(events, choice) for choice in range(3)] == texts
     assert len(set(texts)) == 3

@@ -31,7 +31,7 @@ class Reporter:
         """Write a step, unless hardly more is there than at the last one."""
         last = self._last
         is_new = last is None or (last.phase, last.file) != (step.phase, step.file)
-        is_whole = step.file_done_nbytes == step.file_nbytes
+        is_whole = step.file_done_nbytes == step.file_size_nbytes
         grown_nbytes = 0 if last is None else step.done_nbytes - last.done_nbytes
         if is_new or is_whole or grown_nbytes >= config.PULL_REPORT_BYTES:
             self._last = step

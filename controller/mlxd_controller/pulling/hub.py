@@ -164,7 +164,7 @@ class _Pull:
             file=file.name,
             file_digest=f"{kind}:{file.content}" if file.content else "",
             file_done_nbytes=self._here - before,
-            file_nbytes=file.nbytes,
+            file_size_nbytes=file.nbytes,
             done_nbytes=self._here if self._total else 0,
             total_nbytes=self._total,
         )

@@ -142,7 +142,7 @@ def lines_of(step: PullProgress) -> Iterator[Line]:
             kind, _, digits = step.file_digest.partition(":")
             status = f"pulling {digits[:_DIGITS] if kind == 'sha256' else step.file}"
             named = {"digest": step.file_digest} if step.file_digest else {}
-            sizes = {"total": step.file_nbytes, "completed": step.file_done_nbytes}
+            sizes = {"total": step.file_size_nbytes, "completed": step.file_done_nbytes}
             yield {"status": status, **named, **sizes}
         case PullPhase.VERIFYING:
             yield {"status": "verifying sha256 digest"}

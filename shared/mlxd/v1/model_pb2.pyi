@@ -343,7 +343,7 @@ class PullModelResponse(_message.Message):
     FILE_FIELD_NUMBER: _builtins.int
     FILE_DIGEST_FIELD_NUMBER: _builtins.int
     FILE_DONE_BYTES_FIELD_NUMBER: _builtins.int
-    FILE_BYTES_FIELD_NUMBER: _builtins.int
+    FILE_SIZE_BYTES_FIELD_NUMBER: _builtins.int
     DONE_BYTES_FIELD_NUMBER: _builtins.int
     TOTAL_BYTES_FIELD_NUMBER: _builtins.int
     PULLED_FIELD_NUMBER: _builtins.int
@@ -356,7 +356,7 @@ class PullModelResponse(_message.Message):
     """Its hash, sha256:HEX, or git:HEX where the hub has git's hash of a blob; empty: none is known."""
     file_done_bytes: _builtins.int
     """Of this file; a size of 0 is not known."""
-    file_bytes: _builtins.int
+    file_size_bytes: _builtins.int
     done_bytes: _builtins.int
     """Of all files, those included that are there already; 0 in all while that is not known."""
     total_bytes: _builtins.int
@@ -371,14 +371,14 @@ class PullModelResponse(_message.Message):
         file: _builtins.str = ...,
         file_digest: _builtins.str = ...,
         file_done_bytes: _builtins.int = ...,
-        file_bytes: _builtins.int = ...,
+        file_size_bytes: _builtins.int = ...,
         done_bytes: _builtins.int = ...,
         total_bytes: _builtins.int = ...,
         pulled: Global___PulledModel | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["pulled", b"pulled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "file", b"file", "file_bytes", b"file_bytes", "file_digest", b"file_digest", "file_done_bytes", b"file_done_bytes", "phase", b"phase", "pulled", b"pulled", "total_bytes", b"total_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["done_bytes", b"done_bytes", "file", b"file", "file_digest", b"file_digest", "file_done_bytes", b"file_done_bytes", "file_size_bytes", b"file_size_bytes", "phase", b"phase", "pulled", b"pulled", "total_bytes", b"total_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -42,15 +42,15 @@ class PulledModel:
 class PullProgress:
     """One step of a download; `pulled` is set in the last one alone.
 
-    `file_digest` is sha256:HEX, or git:HEX for git's hash of a blob, or empty. A `file_nbytes` or
-    `total_nbytes` of 0 is not known (yet). The figures of all files include those that were there.
+    `file_digest` is sha256:HEX, or git:HEX for git's hash of a blob, or empty. A `file_size_nbytes`
+    or `total_nbytes` of 0 is not known (yet). The figures of all files include those that were there.
     """
 
     phase: PullPhase
     file: str = ""
     file_digest: str = ""
     file_done_nbytes: int = 0
-    file_nbytes: int = 0
+    file_size_nbytes: int = 0
     done_nbytes: int = 0
     total_nbytes: int = 0
     pulled: PulledModel | None = None

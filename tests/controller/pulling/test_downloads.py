@@ -17,7 +17,7 @@ from mlxd_shared.domain.pulls import PulledModel, PullPhase, PullProgress
 
 CACHE = Path("/cache")
 MAIN = Wanted("o/m", "main", CACHE)
-STEP = PullProgress(PullPhase.DOWNLOADING, "a", file_done_nbytes=1, file_nbytes=2)
+STEP = PullProgress(PullPhase.DOWNLOADING, "a", file_done_nbytes=1, file_size_nbytes=2)
 
 
 class Scripted:
@@ -145,7 +145,9 @@ async def test_a_slow_reader_misses_steps_but_no_files_last() -> None:
         for name in ("a", "b"):
             for done in range(3):
                 fetch.reports[0](
-                    PullProgress(PullPhase.DOWNLOADING, name, file_done_nbytes=done, file_nbytes=2)
+                    PullProgress(
+                        PullPhase.DOWNLOADING, name, file_done_nbytes=done, file_size_nbytes=2
+                    )
                 )
         fetch.results[0].set_result(result_of())
         seen = [(step.file, step.file_done_nbytes) async for step in steps]

@@ -82,7 +82,7 @@ async def test_a_process_downloads_and_says_how_far_it_is(hub: FakeHub, tmp_path
     assert (pulled.name, pulled.commit) == ("o/m", COMMIT)
     assert pulled.digest == model_digest(tmp_path / "tiny")
     assert steps[0].phase is PullPhase.LISTING
-    ends = {step.file for step in steps if step.file_done_nbytes == step.file_nbytes > 0}
+    ends = {step.file for step in steps if step.file_done_nbytes == step.file_size_nbytes > 0}
     assert ends == set(hub.repositories["o/m"].files)
     assert processes() == []
 

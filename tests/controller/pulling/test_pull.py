@@ -100,7 +100,7 @@ def test_each_step_says_which_file_and_how_much(hub: FakeHub, tmp_path: Path) ->
         of_file = [step for step in steps if step.file == name]
         content = hashlib.sha256(files[name]).hexdigest()
         assert {step.file_digest for step in of_file} == {f"sha256:{content}"}
-        assert of_file[-1].file_done_nbytes == of_file[-1].file_nbytes == len(files[name])
+        assert of_file[-1].file_done_nbytes == of_file[-1].file_size_nbytes == len(files[name])
         assert PullPhase.VERIFYING in {step.phase for step in of_file}
     done = [step.done_nbytes for step in steps]
     assert done == sorted(done)

@@ -71,7 +71,7 @@ async def test_each_step_and_the_result_are_sent_whole(service: ModelService, hu
         file="a",
         file_digest="sha256:1",
         file_done_bytes=1,
-        file_bytes=2,
+        file_size_bytes=2,
         done_bytes=3,
         total_bytes=4,
     )

@@ -15,8 +15,7 @@ import pytest
 from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_peer
 
-from mlxd_models.families.common.rope import RopeConfig
-from mlxd_models.families.common.rope_kinds import LongScaling
+from mlxd_models.families.common.rope import LongScaling, RopeConfig
 from mlxd_models.families.gemma3 import parse_gemma3
 from mlxd_models.families.gpt_oss import parse_gpt_oss
 from mlxd_models.families.hybrid.qwen3_5_moe import parse_qwen3_5_moe

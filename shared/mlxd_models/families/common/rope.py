@@ -10,8 +10,6 @@ import math
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from mlxd_models.families.common.rope_kinds import LongScaling
-
 
 class Scaling(Protocol):
     """How slow rotations are slowed, so that contexts may be longer than those of training."""
@@ -48,6 +46,26 @@ class Llama3Scaling:
             return 1.0
         kept = (turns - self.low_freq_factor) / (self.high_freq_factor - self.low_freq_factor)
         return 1.0 / ((1.0 - kept) / self.factor + kept)
+
+
+@dataclass(frozen=True, slots=True)
+class LongScaling:
+    """Each pair is slowed by a factor of its own: one list for short contexts, one for long."""
+
+    short: tuple[float, ...]
+    long: tuple[float, ...]
+    original_context: int
+    """The longest context that is a short one."""
+    gain: float
+    """Queries and keys are multiplied by this, whatever the context."""
+    context: int
+    """How long rows may become: this decides for all of them."""
+
+    def periods(self, base: float, head_dim: int) -> list[float]:
+        """Return each pair's tokens per radian."""
+        factors = self.long if self.context > self.original_context else self.short
+        assert len(factors) == head_dim // 2, "a parsed config has one for each pair"
+        return [factor * base ** (2 * pair / head_dim) for pair, factor in enumerate(factors)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,8 +8,8 @@ import math
 from dataclasses import replace
 
 from mlxd_models.families.common.fields import Fields
-from mlxd_models.families.common.rope import Llama3Scaling, RopeConfig
-from mlxd_models.families.common.rope_kinds import LongScaling, YarnScaling
+from mlxd_models.families.common.rope import Llama3Scaling, LongScaling, RopeConfig
+from mlxd_models.families.common.rope_kinds import YarnScaling
 from mlxd_shared.config import CONTEXT_LENGTH_LIMIT
 
 ROPE_BASE_DEFAULT = 10_000.0

@@ -1,4 +1,4 @@
-"""Scalings of rotations beside Llama 3's: YaRN, and factors of single pairs for long contexts."""
+"""YaRN's scaling of rotations."""
 
 import math
 from dataclasses import dataclass
@@ -43,23 +43,3 @@ class YarnScaling:
         """Return which pair turns so often within the original context, not rounded."""
         ratio = self.original_context / (turns * 2 * math.pi)
         return head_dim * math.log(ratio) / (2 * math.log(base))
-
-
-@dataclass(frozen=True, slots=True)
-class LongScaling:
-    """Each pair is slowed by a factor of its own: one list for short contexts, one for long."""
-
-    short: tuple[float, ...]
-    long: tuple[float, ...]
-    original_context: int
-    """The longest context that is a short one."""
-    gain: float
-    """Queries and keys are multiplied by this, whatever the context."""
-    context: int
-    """How long rows may become: this decides for all of them."""
-
-    def periods(self, base: float, head_dim: int) -> list[float]:
-        """Return each pair's tokens per radian."""
-        factors = self.long if self.context > self.original_context else self.short
-        assert len(factors) == head_dim // 2, "a parsed config has one for each pair"
-        return [factor * base ** (2 * pair / head_dim) for pair, factor in enumerate(factors)]
