@@ -43,7 +43,8 @@ class PullProgress:
     """One step of a download; `pulled` is set in the last one alone.
 
     `file_digest` is sha256:HEX, or git:HEX for git's hash of a blob, or empty. A `file_size_nbytes`
-    or `total_nbytes` of 0 is not known (yet). The figures of all files include those that were there.
+    or `total_nbytes` of 0 is not known (yet). The figures of all files include those that were
+    there.
     """
 
     phase: PullPhase
