@@ -27,7 +27,7 @@ from mlxd_models.families.common.packing import (
 )
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_models.families.registry import REGISTRY, Registry, architecture_of
+from mlxd_models.families.registry import REGISTRY, Registry, architecture_of, find_family
 from mlxd_models.files.model_config import TOKENIZER_FILE, read_model_config
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
@@ -153,11 +153,11 @@ def _family_of(
 ) -> Family[Any]:
     """Return the family of our own, or the foreign one where mlx-lm has one and we have none."""
     name = architecture_of(values)
-    if foreign is not None and name not in registry.entries:
-        own_types = {family.model_type for family in registry.entries.values()}
+    if foreign is not None and name not in registry:
+        own_types = {family.model_type for family in registry.values()}
         if zoo_type(values) is not None and values.get("model_type") not in own_types:
             return foreign
-    return registry.find(name)
+    return find_family(registry, name)
 
 
 def _check_specs(

@@ -17,12 +17,12 @@ from tests.worker.tiny import ignore_progress
 def test_every_family_has_a_row() -> None:
     """One for each form that weights are stored in, and there is no other."""
     assert {name: tuple(forms) for name, forms in table().items()} == dict.fromkeys(
-        sorted(REGISTRY.entries), STORED
+        sorted(REGISTRY), STORED
     )
 
 
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("architecture", REGISTRY.entries)
+@pytest.mark.parametrize("architecture", REGISTRY)
 def test_a_load_takes_what_was_said(architecture: str, stored: str, tmp_path: Path) -> None:
     """Tensors, bytes, caches and plans are the table's; weights and caches take them to the byte,
     both as they are stored and as float32."""

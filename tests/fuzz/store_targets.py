@@ -14,7 +14,7 @@ from mlxd_controller.store.folder import read_folder
 from mlxd_controller.store.hub import HubShelf
 from mlxd_controller.store.ollama import OllamaShelf
 from mlxd_models.families.common.stored_layouts import as_stored
-from mlxd_models.families.registry import REGISTRY
+from mlxd_models.families.registry import REGISTRY, find_family
 from mlxd_models.files.safetensors_header import read_whole_header
 from mlxd_models.files.tensor_blobs import check_copies
 from mlxd_models.files.weights import INDEX_FILE, SINGLE_FILE, read_weights
@@ -46,7 +46,7 @@ NAMES = ("m", "o/m", "o/m@v1", "../m", "m:..", "o/m@../../x", "registry.ollama.a
 
 def model_tensors() -> dict[str, tuple[str, tuple[int, ...], bytes]]:
     """Return the tensors of `CONFIG`: one weight packed, the others float32."""
-    family = REGISTRY.find(CONFIG["architectures"][0])
+    family = find_family(REGISTRY, CONFIG["architectures"][0])
     whole = [spec for spec in family.tensors(family.parse(CONFIG)) if spec.required]
     stored = {}
     for spec in as_stored(whole, {f"{PACKED}.scales"}):

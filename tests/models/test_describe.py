@@ -14,7 +14,6 @@ from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.foreign import parse_foreign
 from mlxd_models.families.llama import LLAMA, parse_llama
-from mlxd_models.families.registry import Registry
 from mlxd_models.fit.described import facts_of
 from mlxd_models.fit.plan import WEIGHTS_TERM
 from mlxd_models.fit.planner import plan_load
@@ -226,7 +225,7 @@ def test_tensors_have_the_familys_names_and_errors_the_files(tmp_path: Path) -> 
     folder = write_hollow(tmp_path, {**SMALL, "vocab_size": 64})
     rename(folder, lambda name: f"inner.{name}")
     family = Family("llama", parse_llama, LLAMA.tensors, LLAMA.footprint, name_of=without_inner)
-    registry = Registry(("LlamaForCausalLM", family))
+    registry = {"LlamaForCausalLM": family}
 
     described = describe(folder, registry=registry)
     edit(vocab_size=65)(folder)
@@ -242,7 +241,7 @@ def test_a_tensor_that_is_known_may_be_left_unread(tmp_path: Path) -> None:
     refused."""
     folder = write_hollow(tmp_path, SMALL)
     family = Family("llama", parse_llama, LLAMA.tensors, LLAMA.footprint, name_of=without_inner)
-    registry = Registry(("LlamaForCausalLM", family))
+    registry = {"LlamaForCausalLM": family}
     head, norm = "lm_head.weight", "model.norm.weight"
     edit(tie_word_embeddings=True)(folder)
     rename(folder, lambda name: "inner.seen" if name == head else name)

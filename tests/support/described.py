@@ -87,7 +87,7 @@ def _make_table() -> dict[str, dict[str, Any]]:
                 stored: said_of(write_described(Path(root) / name / stored, name, stored))
                 for stored in STORED
             }
-            for name in sorted(REGISTRY.entries)
+            for name in sorted(REGISTRY)
         }
 
 

@@ -7,7 +7,7 @@ import math
 from pathlib import Path
 from typing import Any
 
-from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from mlxd_models.sizes.weight_forms import FloatType
 from tests.support.tiny_model import write_json, write_text_files
 
@@ -31,7 +31,7 @@ def write_hollow(
     """Write a folder that says weights of `config`, none of which is there."""
     write_text_files(folder)
     write_json(folder / "config.json", config)
-    architecture = REGISTRY.find(architecture_of(config))
+    architecture = find_family(REGISTRY, architecture_of(config))
     header: dict[str, object] = {}
     end = 0
     for spec in architecture.tensors(architecture.parse(config)):

@@ -17,7 +17,7 @@ import numpy as np
 
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from tests.support.random_model import SPREAD
 from tests.support.tiny_model import write_json, write_text_files
 
@@ -48,7 +48,7 @@ def write_weights(folder: Path, config: Mapping[str, Any], *, stored: str, seed:
     write_text_files(folder)
     config = {**config, **({"quantization": PACKING} if stored == "4-bit" else {})}
     write_json(folder / "config.json", config)
-    architecture = REGISTRY.find(architecture_of(config))
+    architecture = find_family(REGISTRY, architecture_of(config))
     specs = [spec for spec in architecture.tensors(architecture.parse(config)) if spec.required]
     if stored == "4-bit":
         scales = {f"{spec.name.removesuffix('.weight')}.scales" for spec in specs if spec.packing}

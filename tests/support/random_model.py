@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from tests.bench.models import Shape
 from tests.support.tiny_model import VOCAB, write_float32, write_json, write_text_files
 from tests.worker.made_tokenizers import BOS_ID, EOS_ID
@@ -168,7 +168,7 @@ def write_random_model(folder: Path, config: Mapping[str, Any], *, seed: int = 1
     """
     write_text_files(folder)
     write_json(folder / "config.json", dict(config))
-    architecture = REGISTRY.find(architecture_of(config))
+    architecture = find_family(REGISTRY, architecture_of(config))
     specs = [spec for spec in architecture.tensors(architecture.parse(config)) if spec.required]
     shapes = {spec.name: spec.shape for spec in specs}
     write_float32(folder / "model.safetensors", shapes, _contents(specs, seed))

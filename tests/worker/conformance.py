@@ -173,7 +173,7 @@ def _packed_latent(
 
 def findings() -> list[Finding]:
     """Run every case; return what was found, by architecture."""
-    findings_by_name = {name: Finding(name) for name in sorted(REGISTRY.entries)}
+    findings_by_name = {name: Finding(name) for name in sorted(REGISTRY)}
     for case in cases():
         (name,) = case.config["architectures"]
         findings_by_name[name] = _with(findings_by_name[name], case)

@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import mlx.core as mx
 
-from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
@@ -42,7 +42,7 @@ def random_weights(config: Mapping[str, Any], *, seed: int = 0) -> dict[str, mx.
     """Return weights for every required tensor, lively enough that logits differ."""
     keys = iter(mx.random.split(mx.random.key(seed), 4096))
     weights: dict[str, mx.array] = {}
-    architecture = REGISTRY.find(architecture_of(config))
+    architecture = find_family(REGISTRY, architecture_of(config))
     for spec in architecture.tensors(architecture.parse(config)):
         if not spec.required:
             continue

@@ -12,7 +12,6 @@ from mlx_lm.models.cache import make_prompt_cache
 from mlx_lm.utils import load_model as load_peer
 
 from mlxd_models.describe import Description
-from mlxd_models.families.registry import Registry
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.loader import inspect_model
@@ -122,7 +121,7 @@ def write_zoo(folder: Path, config: Mapping[str, Any], **more: Any) -> Path:
 
 def inspect_folder(folder: Path) -> Description:
     """Return a model that goes through mlx-lm even where its type is ours."""
-    return inspect_model(folder, registry=Registry(("NoneOfOurOwn", ZOO)))
+    return inspect_model(folder, registry={"NoneOfOurOwn": ZOO})
 
 
 class Peer:

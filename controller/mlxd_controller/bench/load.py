@@ -30,7 +30,7 @@ async def run(job: Job, kinds: Mapping[str, MakeClient] = OURS) -> list[Outcome]
     try:
         await asyncio.gather(*(client.ready() for client in clients))
         for request in job.settling:
-            await clients[0].ask(request, _nothing)
+            await clients[0].ask(request, lambda: None)
         gc.freeze()
         return await _load(job, clients)
     finally:
@@ -40,7 +40,8 @@ async def run(job: Job, kinds: Mapping[str, MakeClient] = OURS) -> list[Outcome]
 async def _load(job: Job, clients: list[Client]) -> list[Outcome]:
     outcomes: dict[int, Outcome] = {}
     firsts = [asyncio.Event() for _ in job.requests]
-    begin_s = asyncio.get_running_loop().time()
+    loop = asyncio.get_running_loop()
+    begin_s = loop.time()
 
     async def ask(client: Client, index: int, request: Request) -> None:
         outcomes[index] = await client.ask(request, firsts[index].set)
@@ -49,7 +50,7 @@ async def _load(job: Job, clients: list[Client]) -> list[Outcome]:
         if request.after is not None:
             await firsts[request.after].wait()
         if request.at_s is not None:
-            await _until(begin_s + request.at_s)
+            await asyncio.sleep(begin_s + request.at_s - loop.time())
         await ask(client, index, request)
 
     async def run_closed(client: Client, left: Iterator[tuple[int, Request]]) -> None:
@@ -65,18 +66,6 @@ async def _load(job: Job, clients: list[Client]) -> list[Outcome]:
         for client in clients:
             tasks.create_task(run_closed(client, free))
     return [outcomes[index] for index in range(len(job.requests))]
-
-
-async def _until(at_s: float) -> None:
-    """Wait for a moment on the event loop's clock."""
-    loop = asyncio.get_running_loop()
-    reached = asyncio.Event()
-    loop.call_at(at_s, reached.set)
-    await reached.wait()
-
-
-def _nothing() -> None:
-    """Take note of nothing."""
 
 
 def main(kinds: Mapping[str, MakeClient] = OURS) -> None:

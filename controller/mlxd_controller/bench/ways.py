@@ -14,7 +14,7 @@ import json
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -95,27 +95,23 @@ class ServedWay:
         return Ran(tuple(outcomes), peak_nbytes)
 
 
-@asynccontextmanager
-async def engine_alone(path: Path, plan: Plan, weights: Weights) -> AsyncIterator[LinesWay]:
+def engine_alone(path: Path, plan: Plan, weights: Weights) -> AbstractAsyncContextManager[LinesWay]:
     """Run an engine on the model while the block lasts.
 
     Raises:
         WayFailed: the model cannot be loaded; says why.
     """
     sizes = ("--rows", str(plan.rows), "--context", str(plan.context), "--weights", weights.value)
-    async with _lines((*_ENGINE, str(path), *sizes)) as way:
-        yield way
+    return _lines((*_ENGINE, str(path), *sizes))
 
 
-@asynccontextmanager
-async def peer_alone(path: Path, *, dtype: str) -> AsyncIterator[LinesWay]:
+def peer_alone(path: Path, *, dtype: str) -> AbstractAsyncContextManager[LinesWay]:
     """Run mlx-lm on the model, over the same BLAS, while the block lasts; dtype: float32 or stored.
 
     Raises:
         WayFailed: it cannot load it; says why.
     """
-    async with _lines((*_PEER, str(path), "--blas", "ours", "--dtype", dtype)) as way:
-        yield way
+    return _lines((*_PEER, str(path), "--blas", "ours", "--dtype", dtype))
 
 
 @asynccontextmanager

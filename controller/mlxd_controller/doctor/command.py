@@ -71,7 +71,8 @@ async def doctor(
     places = stores.places(os.environ)
     findings = judge(await _gather(places, keys_file, where))
     verdict = Verdict()
-    if engine and not _is_faulty(findings, "backend"):
+    faults = {finding.check for finding in findings if finding.state is State.FAULT}
+    if engine and "backend" not in faults:
         verdict = await _prove(places, quick=quick, quiet=as_json)
         findings += verdict.findings
         if verdict.proved is not None and not quick:
@@ -161,10 +162,6 @@ def remember_proved(folder: Path | None, proved: Proved) -> Finding:
         text = f"{folder / FINDINGS_FILE} cannot be written: {error.strerror}"
         return Finding(REMEMBERED, State.FAULT, text)
     return Finding(REMEMBERED, State.FINE, f"{off} is off, in {folder / FINDINGS_FILE}")
-
-
-def _is_faulty(findings: Sequence[Finding], check: str) -> bool:
-    return any(each.check == check and each.state is State.FAULT for each in findings)
 
 
 def _show(findings: Sequence[Finding], verdict: Verdict, *, as_json: bool) -> None:

@@ -91,7 +91,12 @@ async def run_proof(
 def judge_proof(ended: Ended) -> Verdict:
     """Return what the lines and the end of a proof come to. Pure."""
     results = [line for line in ended.lines if "check" in line]
-    findings = [*_of_blas(ended.lines), *_of_errors(ended.lines), *_of_results(results)]
+    errors = [line["error"] for line in ended.lines if "error" in line]
+    findings = [
+        *(_of_blas(line) for line in ended.lines if "blas" in line),
+        *(Finding(ENGINE, State.FAULT, error) for error in errors),
+        *_of_results(results),
+    ]
     last = ended.lines[-1] if ended.lines else {}
     if ended.exit_code != 0:
         trying = next((line["trying"] for line in reversed(ended.lines) if "trying" in line), "")
@@ -113,18 +118,9 @@ def _read(raw: bytes) -> Line:
     return line if isinstance(line, dict) else {}
 
 
-def _of_blas(lines: Iterable[Line]) -> list[Finding]:
-    reports = [line for line in lines if "blas" in line]
-    findings = []
-    for line in reports:
-        text = f"{line['blas']} {line['version']}, {line['threads']} threads: {line['reason']}"
-        slow = line["blas"] == SLOW_BLAS
-        findings.append(Finding("BLAS", State.FAULT if slow else State.FINE, text))
-    return findings
-
-
-def _of_errors(lines: Iterable[Line]) -> list[Finding]:
-    return [Finding(ENGINE, State.FAULT, line["error"]) for line in lines if "error" in line]
+def _of_blas(line: Line) -> Finding:
+    text = f"{line['blas']} {line['version']}, {line['threads']} threads: {line['reason']}"
+    return Finding("BLAS", State.FAULT if line["blas"] == SLOW_BLAS else State.FINE, text)
 
 
 def _of_results(results: Sequence[Line]) -> list[Finding]:

@@ -160,7 +160,7 @@ class _Round:
             if nbytes <= 0 or worth * RATIO_MIN > wanting.least_worth:
                 return
             is_own = form == wanting.form
-            grown = form in spared and self.shares[form] != self._share_of(form)
+            grown = form in spared and self.shares[form] != self._holder(form).share_nbytes
             if not is_own and not grown:
                 nbytes -= self._take(form, min(self._step(form), nbytes))
 
@@ -186,9 +186,6 @@ class _Round:
         if form in self.keep:
             return max(self._budget_nbytes // STEPS_OF_BUDGET, 1)
         return step_nbytes(self._budget_nbytes, self._holder(form))
-
-    def _share_of(self, form: str) -> int:
-        return self._holder(form).share_nbytes
 
     def _holder(self, form: str) -> Holder:
         return next(holder for holder in self._holders if holder.form == form)

@@ -28,7 +28,7 @@ from mlxd_controller.settings import DiskBudget
 from mlxd_shared import config
 from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.folder import FolderRefused
-from mlxd_shared.blocks.root import Findings, FormFolder, RootFolder, open_root
+from mlxd_shared.blocks.root import Findings, FormFolder, RootFolder
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, QueueFull
 from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.domain.figures import WorkerFigures
@@ -339,7 +339,7 @@ def open_keeper(budget: DiskBudget) -> Keeper:
         InvalidRequest: it cannot be had; says why.
     """
     try:
-        return Keeper(budget, open_root(budget.folder))
+        return Keeper(budget, RootFolder(budget.folder))
     except FolderRefused as refused:
         raise InvalidRequest.of("--prefix-disk-folder", str(refused)) from refused
 

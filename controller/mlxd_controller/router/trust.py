@@ -17,7 +17,7 @@ import grpc
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.security.bearer import Refusals
 from mlxd_shared.security.net import Address
-from mlxd_shared.wire.interceptors import Context, Continuation, Handler
+from mlxd_shared.wire.interceptors import Context, Continuation, Handler, rewrap
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 REFUSAL = "this door is for the networks that its operator trusts"
@@ -90,36 +90,25 @@ class TrustInterceptor(grpc.aio.ServerInterceptor):
         handler: Any = await continuation(handler_call_details)
         if handler is None:
             return None
-        if handler.response_streaming:
-            return self._stream(handler)
-        return self._unary(handler)
+        wrap = self._stream if handler.response_streaming else self._unary
+        return rewrap(handler, wrap, request_deserializer=handler.request_deserializer)
 
-    def _unary(self, handler: Any) -> Handler:  # noqa: ANN401
+    def _unary(self, behaviour: Any) -> Any:  # noqa: ANN401
         async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
             await self._check(context)
-            return await handler.unary_unary(request, context)
+            return await behaviour(request, context)
 
-        return _rewrap(handler, "unary_unary", answer)
+        return answer
 
-    def _stream(self, handler: Any) -> Handler:  # noqa: ANN401
-        kind = "stream_stream" if handler.request_streaming else "unary_stream"
-        behaviour = getattr(handler, kind)
-
+    def _stream(self, behaviour: Any) -> Any:  # noqa: ANN401
         async def answer(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
             await self._check(context)
             async for message in behaviour(request, context):
                 yield message
 
-        return _rewrap(handler, kind, answer)
+        return answer
 
     async def _check(self, context: Context) -> None:
         if not self._trust.allows(context.peer()):
             self._refusals.note(context.peer())
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
-
-
-def _rewrap(handler: Any, kind: str, behaviour: Any) -> Handler:  # noqa: ANN401
-    """Return a handler of the same kind of method, with another behaviour."""
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    wrapped: Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
-    return wrapped

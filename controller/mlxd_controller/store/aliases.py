@@ -150,7 +150,7 @@ class AliasPlaces:
         Raises:
             InvalidModel, MachineShort: the aliases cannot be read; names their file.
         """
-        aliases = self._read_for(name)
+        aliases = self.read_for(name)
         pattern = match_pattern(name, aliases)
         if pattern is None or aliases[pattern] == name:
             return None
@@ -159,14 +159,6 @@ class AliasPlaces:
     def _follow(self, alias: str, target: str, lead: Callable[[str], Place | None]) -> Place:
         dangling = e.ModelNotFound(alias, f"it is an alias of {target}, which is not there")
         return lead(target) or self._broken_place(alias, dangling)
-
-    def check_is_none(self, name: str) -> None:
-        """Check that the aliases can be read, so that a name is known not to be one of them.
-
-        Raises:
-            InvalidModel, MachineShort: the aliases cannot be read; names their file.
-        """
-        self._read_for(name)
 
     def targets(self) -> frozenset[str] | Unreadable:
         """Return what aliases mean, or why that is unknown, in which case any name may be one."""
@@ -178,7 +170,12 @@ class AliasPlaces:
             return frozenset(aliases.values())
         return _extend_error(aliases, "until it can be read, no name is forgotten for another")
 
-    def _read_for(self, name: str) -> Mapping[str, str]:
+    def read_for(self, name: str) -> Mapping[str, str]:
+        """Return what each alias means, for a name that may be one of them.
+
+        Raises:
+            InvalidModel, MachineShort: the aliases cannot be read; names their file.
+        """
         aliases = self._read()
         if not isinstance(aliases, Mapping):
             raise _extend_error(aliases, f"{name!r} may be an alias there")

@@ -20,10 +20,6 @@ Needed = Callable[[str, Path], bool]
 class LoadedNames(dict[str, Path]):
     """Folders by name, the least recently used name first; see `give`."""
 
-    def of(self, path: Path) -> tuple[str, ...]:
-        """Return the names of a folder, in alphabetical order."""
-        return tuple(sorted(name for name, other in self.items() if other == path))
-
     def use(self, name: str) -> None:
         """Note a use of a name; other stores' names are ignored."""
         if name in self:
@@ -41,7 +37,7 @@ class LoadedNames(dict[str, Path]):
         if name in self:
             self.use(name)
             return None
-        others = self.of(path)
+        others = sorted(known for known, place in self.items() if place == path)
         if len(others) >= config.FOLDER_NAMES_MAX:
             problem = (
                 f"loads have given {path} {len(others)} names, at most {config.FOLDER_NAMES_MAX}: "

@@ -174,7 +174,7 @@ class Library:
         if name not in self._loaded:
             origin = await asyncio.to_thread(self._origin, name, self._named)
             if not origin:
-                await asyncio.to_thread(self._aliases.check_is_none, name)
+                await asyncio.to_thread(self._aliases.read_for, name)
                 raise ModelNotFound(name, "no load has given this name")
             raise InvalidRequest.of("name", f"{name!r} {origin}")
         async with self._remembering:

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Protocol
 
@@ -83,9 +84,7 @@ def entries(folder: Path) -> list[str]:
         with os.scandir(folder) as entries_of_folder:
             names = [
                 entry.name
-                for _, entry in zip(
-                    range(config.FOLDER_ENTRIES_MAX + 1), entries_of_folder, strict=False
-                )
+                for entry in islice(entries_of_folder, config.FOLDER_ENTRIES_MAX + 1)
                 if entry.name.isprintable() and not entry.name.startswith(".")
             ]
     except (FileNotFoundError, NotADirectoryError):

@@ -5,7 +5,7 @@ A new one is a file of its own in this folder and one line in `REGISTRY`.
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Final, TypeAlias
 
 from mlxd_models.families import gemma3, gpt_oss, llama, mistral, qwen2, qwen3, qwen3_moe
 from mlxd_models.families.common.family import Family
@@ -13,37 +13,15 @@ from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
 from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
 
-
-class DuplicateArchitecture(Exception):
-    """A bug: two families under one name."""
+Registry: TypeAlias = Mapping[str, Family[Any]]
 
 
-class Registry:
-    """A set of families under unique names."""
-
-    def __init__(self, *entries: tuple[str, Family[Any]]) -> None:
-        self._entries: dict[str, Family[Any]] = {}
-        for name, family in entries:
-            self.register(name, family)
-
-    def register(self, name: str, family: Family[Any]) -> None:
-        """Add one; raises DuplicateArchitecture if the name is taken."""
-        if name in self._entries:
-            raise DuplicateArchitecture(f"architecture {name} is registered twice")
-        self._entries[name] = family
-
-    def find(self, name: str) -> Family[Any]:
-        """Return an architecture's family; raises InvalidModel, with the known ones, for others."""
-        if name not in self._entries:
-            known = ", ".join(sorted(self._entries))
-            problem = f"architecture {name!r} is not supported; known: {known}"
-            raise invalid("architectures", problem)
-        return self._entries[name]
-
-    @property
-    def entries(self) -> Mapping[str, Family[Any]]:
-        """All of them, by name."""
-        return MappingProxyType(self._entries)
+def find_family(registry: Registry, name: str) -> Family[Any]:
+    """Return an architecture's family; raises InvalidModel, with the known ones, for others."""
+    if name not in registry:
+        problem = f"architecture {name!r} is not supported; known: {', '.join(sorted(registry))}"
+        raise invalid("architectures", problem)
+    return registry[name]
 
 
 def architecture_of(config: Mapping[str, Any]) -> str:
@@ -54,19 +32,21 @@ def architecture_of(config: Mapping[str, Any]) -> str:
     return names[0]
 
 
-REGISTRY = Registry(
-    ("DeepseekV2ForCausalLM", deepseek_v2.DEEPSEEK_V2),
-    ("DeepseekV3ForCausalLM", deepseek_v3.DEEPSEEK_V3),
-    ("Gemma3ForCausalLM", gemma3.GEMMA3),
-    ("Gemma3ForConditionalGeneration", gemma3.GEMMA3_NESTED),
-    ("Glm4MoeLiteForCausalLM", glm4_moe_lite.GLM4_MOE_LITE),
-    ("GptOssForCausalLM", gpt_oss.GPT_OSS),
-    ("LlamaForCausalLM", llama.LLAMA),
-    ("MistralForCausalLM", mistral.MISTRAL),
-    ("Qwen2ForCausalLM", qwen2.QWEN2),
-    ("Qwen3ForCausalLM", qwen3.QWEN3),
-    ("Qwen3MoeForCausalLM", qwen3_moe.QWEN3_MOE),
-    ("Qwen3NextForCausalLM", qwen3_next.QWEN3_NEXT),
-    ("Qwen3_5ForCausalLM", qwen3_5.QWEN3_5),
-    ("Qwen3_5MoeForCausalLM", qwen3_5_moe.QWEN3_5_MOE),
+REGISTRY: Final[Registry] = MappingProxyType(
+    {
+        "DeepseekV2ForCausalLM": deepseek_v2.DEEPSEEK_V2,
+        "DeepseekV3ForCausalLM": deepseek_v3.DEEPSEEK_V3,
+        "Gemma3ForCausalLM": gemma3.GEMMA3,
+        "Gemma3ForConditionalGeneration": gemma3.GEMMA3_NESTED,
+        "Glm4MoeLiteForCausalLM": glm4_moe_lite.GLM4_MOE_LITE,
+        "GptOssForCausalLM": gpt_oss.GPT_OSS,
+        "LlamaForCausalLM": llama.LLAMA,
+        "MistralForCausalLM": mistral.MISTRAL,
+        "Qwen2ForCausalLM": qwen2.QWEN2,
+        "Qwen3ForCausalLM": qwen3.QWEN3,
+        "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
+        "Qwen3NextForCausalLM": qwen3_next.QWEN3_NEXT,
+        "Qwen3_5ForCausalLM": qwen3_5.QWEN3_5,
+        "Qwen3_5MoeForCausalLM": qwen3_5_moe.QWEN3_5_MOE,
+    }
 )

@@ -138,28 +138,20 @@ def encode(block: Block) -> list[bytes | memoryview]:
     return [length, _header_of(block, digest.hexdigest()), *contents]
 
 
-def decode(raw: memoryview, *, form_name: bytes, wanted: BlockId) -> Block:
+def decode(raw: memoryview, *, form_digits: str, wanted: BlockId) -> Block:
     """Return the block that a whole file holds; its tensors are views of `raw`.
+
+    form_digits: the form's name in hexadecimal digits, or what it begins with.
 
     Raises:
         BlockRefused: torn, of another version, or not the block `wanted` of this form.
     """
     block = _decode(raw)
-    if block.form_name != form_name:
-        raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
-    return _check_name(block, wanted)
-
-
-def decode_any(raw: memoryview, *, form_digits: str, wanted: BlockId) -> Block:
-    """Return the block of a whole file, of the form whose name begins with these digits.
-
-    Raises:
-        BlockRefused: as `decode`.
-    """
-    block = _decode(raw)
     if not block.form_name.hex().startswith(form_digits):
         raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
-    return _check_name(block, wanted)
+    if block.id != wanted:
+        raise BlockRefused(Fault.FOREIGN, "its tokens are not those of its name")
+    return block
 
 
 def _decode(raw: memoryview) -> Block:
@@ -182,12 +174,6 @@ def _decode(raw: memoryview) -> Block:
         part=_part_in(metadata),
         tensors=_tensors_in(stated, data),
     )
-
-
-def _check_name(block: Block, wanted: BlockId) -> Block:
-    if block.id != wanted:
-        raise BlockRefused(Fault.FOREIGN, "its tokens are not those of its name")
-    return block
 
 
 def file_nbytes(block: Block) -> int:

@@ -186,18 +186,27 @@ def open_folder(root: Path, form_name: bytes, *, wait_s: float = 0.0) -> BlockFo
     try:
         os.close(make_private(root))
         try:
-            folder_fd, lock_fd = _open_locked(path, wait_s)
+            folder_fd, lock_fd = open_locked(path, os.O_NOFOLLOW, wait_s=wait_s)
         except FileNotFoundError:  # whoever made room in it has just removed it, as empty
-            folder_fd, lock_fd = _open_locked(path, wait_s)
+            folder_fd, lock_fd = open_locked(path, os.O_NOFOLLOW, wait_s=wait_s)
     except OSError as error:
         raise FolderRefused(f"{path}: {error.strerror or error}") from error
     _remove_old(root)
     return BlockFolder(path, folder_fd, lock_fd)
 
 
-def _open_locked(path: Path, wait_s: float) -> tuple[int, int]:
-    """Return descriptors of a folder, made if need be, and of its lock."""
-    folder_fd = make_private(path, os.O_NOFOLLOW)
+def open_locked(
+    path: Path, flags: int = 0, *, wait_s: float = 0.0, owner: str = "process"
+) -> tuple[int, int]:
+    """Return descriptors of a folder, made if need be, and of its lock.
+
+    owner: what an error calls whoever else has it.
+
+    Raises:
+        FolderRefused: another owner has it, or see `make_private`.
+        OSError: it cannot be made, opened or locked.
+    """
+    folder_fd = make_private(path, flags)
     try:
         lock_fd = lock(folder_fd, wait_s=wait_s)
     except OSError:
@@ -205,7 +214,7 @@ def _open_locked(path: Path, wait_s: float) -> tuple[int, int]:
         raise
     if lock_fd is None:
         os.close(folder_fd)
-        raise FolderRefused(f"{path}: another process has it")
+        raise FolderRefused(f"{path}: another {owner} has it")
     return folder_fd, lock_fd
 
 

@@ -18,15 +18,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxd_shared.blocks.about import NOBODY, About
-from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, BlockRefused, Fault, decode_any
+from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, BlockRefused, Fault, decode
 from mlxd_shared.blocks.folder import (
     BlockFolder,
     FolderRefused,
     is_form_folder,
     list_entries,
     lock,
-    make_private,
     open_directory,
+    open_locked,
     read_about,
 )
 from mlxd_shared.blocks.index import BlockIndex
@@ -67,13 +67,20 @@ class Findings:
 
 
 class RootFolder:
-    """The folder, owned. From `open_root` to `close`; any thread, one at a time."""
+    """The folder, owned until `close`; any thread, one at a time."""
 
-    def __init__(self, path: Path, fd: int, lock_fd: int) -> None:
-        """Take over a folder that is open as `fd`, whose lock is held by `lock_fd`."""
+    def __init__(self, path: Path) -> None:
+        """Have the folder, made if need be, as this process's own.
+
+        Raises:
+            FolderRefused: it cannot be made or written, is not this user's alone, or another
+                process owns it.
+        """
         self.path = path
-        self._fd = fd
-        self._lock_fd = lock_fd
+        try:
+            self._fd, self._lock_fd = open_locked(path, owner="server")
+        except OSError as error:
+            raise FolderRefused(f"{path}: {error.strerror or error}") from error
 
     def close(self) -> None:
         """Let others have it."""
@@ -82,7 +89,9 @@ class RootFolder:
 
     def forms(self) -> list[str]:
         """Return the names of the folders that are there."""
-        return sorted(name for name in _names_in(self._fd) if is_form_folder(name))
+        with os.scandir(self._fd) as listing:
+            names = [item.name for item in listing if item.is_dir(follow_symlinks=False)]
+        return sorted(filter(is_form_folder, names))
 
     def survey(self, form: str, *, clock: Callable[[], float] = time.time) -> FormFolder:
         """Return what a form's folder has; nothing where it is gone."""
@@ -146,7 +155,7 @@ class RootFolder:
                         break
                     try:
                         raw = folder.read(entry, nbytes_max=FILE_NBYTES_MAX)
-                        decode_any(raw, form_digits=form.partition("-")[2], wanted=entry.id)
+                        decode(raw, form_digits=form.partition("-")[2], wanted=entry.id)
                     except FileNotFoundError:
                         continue  # it made room meanwhile
                     except OSError:
@@ -174,33 +183,6 @@ class RootFolder:
             yield folder_fd
         finally:
             os.close(folder_fd)
-
-
-def open_root(path: Path) -> RootFolder:
-    """Return the folder of all models' blocks, made if need be, as this process's own.
-
-    Raises:
-        FolderRefused: it cannot be made or written, is not this user's alone, or another process
-            owns it.
-    """
-    try:
-        fd = make_private(path)
-    except OSError as error:
-        raise FolderRefused(f"{path}: {error.strerror or error}") from error
-    try:
-        lock_fd = lock(fd)
-    except OSError as error:
-        os.close(fd)
-        raise FolderRefused(f"{path}: {error.strerror or error}") from error
-    if lock_fd is None:
-        os.close(fd)
-        raise FolderRefused(f"{path}: another server has it")
-    return RootFolder(path, fd, lock_fd)
-
-
-def _names_in(folder_fd: int) -> list[str]:
-    with os.scandir(folder_fd) as listing:
-        return [item.name for item in listing if item.is_dir(follow_symlinks=False)]
 
 
 def _is_held(folder_fd: int) -> bool:

@@ -19,7 +19,6 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.block_file import (
@@ -31,7 +30,7 @@ from mlxd_shared.blocks.block_file import (
     encode,
     file_nbytes,
 )
-from mlxd_shared.blocks.folder import BlockFolder, FolderRefused, open_folder
+from mlxd_shared.blocks.folder import BlockFolder, FolderRefused
 from mlxd_shared.blocks.index import BlockIndex, Entry
 from mlxd_shared.ops.logs import get_logger
 
@@ -53,7 +52,7 @@ class StoreCounts:
 
 
 class BlockStore:
-    """One form's blocks. Open from `open_store` to `close`."""
+    """One form's blocks. Open until `close`."""
 
     def __init__(
         self,
@@ -62,12 +61,17 @@ class BlockStore:
         *,
         budget_nbytes: int | None,
         file_nbytes_max: int,
-        check: Callable[[Block], None],
-        clock: Callable[[], float],
+        check: Callable[[Block], None] = lambda _: None,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         """Take a folder over, and what it holds; `clock` gives the time of day in seconds.
 
         budget_nbytes: None lets what is there stay, and nothing come, until `set_budget`.
+        file_nbytes_max: the most that one block's file can have; a larger one is none. check:
+        raises BlockRefused where a sound block is none of this model's.
+
+        Raises:
+            FolderRefused: it cannot be listed, and is closed.
         """
         self.form_name = form_name
         self.counts = StoreCounts()
@@ -84,8 +88,12 @@ class BlockStore:
         self._lock = threading.Lock()
         self._index = BlockIndex()
         self._writable = True
-        for entry in folder.list_blocks():
-            self._take_over(entry)
+        try:
+            for entry in folder.list_blocks():
+                self._take_over(entry)
+        except OSError as error:
+            folder.close()
+            raise FolderRefused(f"{folder.path}: {error.strerror or error}") from error
         self._share_nbytes = self.nbytes if budget_nbytes is None else budget_nbytes
         self._make_room(0)
         self.survey()
@@ -201,7 +209,7 @@ class BlockStore:
     def _read_sound(self, entry: Entry) -> Block:
         """Return what a file holds; raises OSError, or BlockRefused."""
         raw = self._folder.read(entry, nbytes_max=self._file_nbytes_max)
-        block = decode(raw, form_name=self.form_name, wanted=entry.id)
+        block = decode(raw, form_digits=self.form_name.hex(), wanted=entry.id)
         if block.depth != entry.depth:
             raise BlockRefused(Fault.FOREIGN, f"at depth {block.depth}, not {entry.depth}")
         self._check(block)
@@ -243,37 +251,3 @@ class BlockStore:
         if self._writable:
             _log.warning("blocks are not written any more", reason=reason)
             self._writable = False
-
-
-def open_store(
-    root: Path,
-    form_name: bytes,
-    *,
-    budget_nbytes: int | None,
-    file_nbytes_max: int,
-    check: Callable[[Block], None] = lambda _: None,
-    clock: Callable[[], float] = time.time,
-    wait_s: float = 0.0,
-) -> BlockStore:
-    """Return the store of a form's blocks in the folder `root`, with what was left there.
-
-    budget_nbytes: see `BlockStore`. wait_s: see `open_folder`. file_nbytes_max: the most that one
-    block's file can have; a larger one is none. check: raises BlockRefused where a sound block is
-    none of this model's.
-
-    Raises:
-        FolderRefused: the folder cannot be had.
-    """
-    folder = open_folder(root, form_name, wait_s=wait_s)
-    try:
-        return BlockStore(
-            folder,
-            form_name,
-            budget_nbytes=budget_nbytes,
-            file_nbytes_max=file_nbytes_max,
-            check=check,
-            clock=clock,
-        )
-    except OSError as error:
-        folder.close()
-        raise FolderRefused(f"{folder.path}: {error.strerror or error}") from error

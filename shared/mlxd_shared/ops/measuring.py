@@ -121,9 +121,5 @@ def outcomes_from_json(line: bytes) -> list[Outcome]:
 
 def outcome_of(values: Mapping[str, Any]) -> Outcome:
     """Return an outcome whose fields came as JSON."""
-    return Outcome(
-        sent_s=values["sent_s"],
-        stamps_s=tuple(values["stamps_s"]),
-        counts=tuple(values["counts"]),
-        text=values["text"],
-    )
+    lists = {name: tuple(values[name]) for name in ("stamps_s", "counts")}
+    return Outcome(**{**values, **lists})

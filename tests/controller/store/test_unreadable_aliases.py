@@ -130,7 +130,7 @@ def test_a_machine_that_can_read_nothing_is_said_to_be_short(tmp_path: Path) -> 
         with pytest.raises(MachineShort, match="open files"):
             aliases.places(lambda _: None, "short")
         with pytest.raises(MachineShort, match="open files"):
-            aliases.check_is_none("short")
+            aliases.read_for("short")
         assert isinstance(aliases.targets(), MachineShort)
     assert aliases.targets() == frozenset({"m"})
 
@@ -140,4 +140,4 @@ def test_where_there_is_no_directory_of_aliases_there_are_none() -> None:
     aliases = AliasPlaces(None)
     assert aliases.places(lambda _: None) == {}
     assert aliases.targets() == frozenset()
-    aliases.check_is_none("any")
+    assert aliases.read_for("any") == {}

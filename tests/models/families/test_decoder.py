@@ -9,7 +9,7 @@ import pytest
 
 from mlxd_models.families.common.rope import RopeConfig
 from mlxd_models.families.llama import parse_llama
-from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from mlxd_models.files.model_config import read_model_config
 from mlxd_shared.domain.errors import InvalidModel
 from tests.real_inputs import real_input
@@ -206,7 +206,7 @@ def test_real_configs_parse_or_name_their_key() -> None:
     for folder in sorted(real_input("configs", "hf").iterdir()):
         try:
             config = read_model_config(folder)
-            parsed[folder.name] = REGISTRY.find(architecture_of(config)).parse(config)
+            parsed[folder.name] = find_family(REGISTRY, architecture_of(config)).parse(config)
         except InvalidModel as error:
             refused[folder.name] = error.field
 

@@ -9,7 +9,7 @@ import pytest
 
 from mlxd_models.families.hybrid.qwen3_5 import parse_qwen3_5
 from mlxd_models.families.hybrid.tensors import qwen3_5_tensors
-from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from mlxd_shared.domain.errors import InvalidModel
 from tests.real_inputs import real_input
 from tests.worker.hybrid import ROPE, hybrid_config
@@ -108,7 +108,7 @@ def test_a_published_config_is_understood() -> None:
     assert config.rotary_dim == 64
     assert config.delta.state_values == 48 * 128 * 128 + 3 * 10_240
     with pytest.raises(InvalidModel, match="Qwen3_5ForConditionalGeneration"):
-        REGISTRY.find(architecture_of(published))
+        find_family(REGISTRY, architecture_of(published))
     with pytest.raises(InvalidModel, match="text_config"):
         parse_qwen3_5(published)
 

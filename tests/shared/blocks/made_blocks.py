@@ -13,7 +13,7 @@ from mlxd_shared.blocks.block_file import Block, Part, Tensor
 from mlxd_shared.blocks.chain import Form, name_of_form, names_of
 from mlxd_shared.blocks.folder import LOCK_FILE, BlockFolder, open_folder
 from mlxd_shared.blocks.index import Entry
-from mlxd_shared.blocks.store import BlockStore, open_store
+from mlxd_shared.blocks.store import BlockStore
 
 BLOCK_TOKENS = 4
 FORM = Form("d" * 64, "F32", 512, "cpu", "mlx 1", ("standard F32[1, 2, 4, 8]",), BLOCK_TOKENS)
@@ -72,8 +72,8 @@ def open_blocks(
     check: Callable[[Block], None] = lambda _: None,
 ) -> BlockStore:
     """Return the store of `FORM` in a folder."""
-    return open_store(
-        folder,
+    return BlockStore(
+        open_folder(folder, FORM_NAME),
         FORM_NAME,
         budget_nbytes=budget_nbytes,
         file_nbytes_max=FILE_NBYTES_MAX,

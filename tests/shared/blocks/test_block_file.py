@@ -38,7 +38,7 @@ def whole(block: Block) -> bytes:
 
 def read(raw: bytes, wanted: Block = BLOCK) -> Block:
     """Read a file as the block `wanted`."""
-    return decode(memoryview(raw), form_name=wanted.form_name, wanted=wanted.id)
+    return decode(memoryview(raw), form_digits=wanted.form_name.hex(), wanted=wanted.id)
 
 
 def reseal(raw: bytes, change: dict[str, object], *, drop: str = "") -> bytes:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from mlxd_shared.blocks.about import BLOCK_ASSUMED_S, NOBODY, decode_about
-from mlxd_shared.blocks.root import open_root
+from mlxd_shared.blocks.root import RootFolder
 from tests.shared.blocks.made_blocks import chain_of, files_in, open_blocks
 
 
@@ -25,7 +25,7 @@ def fill(folder: Path, blocks: int) -> str:
 def test_a_check_ends_when_nobody_wants_it(tmp_path: Path) -> None:
     """Whoever asked may leave: what has not been read by then is left as it is."""
     form = fill(tmp_path / "prefixes", 3)
-    root = open_root(tmp_path / "prefixes")
+    root = RootFolder(tmp_path / "prefixes")
     answers = iter([False, True])
     assert root.verify(form, until=lambda: next(answers)).sound == 1
     assert root.verify(form).sound == 3
@@ -45,7 +45,7 @@ def test_a_file_from_the_future_was_used_now(tmp_path: Path) -> None:
     """A time that no calendar has is in no account."""
     form = fill(tmp_path / "prefixes", 2)
     os.utime(files_in(tmp_path / "prefixes")[0], (1 << 33, 1 << 33))
-    root = open_root(tmp_path / "prefixes")
+    root = RootFolder(tmp_path / "prefixes")
     assert root.survey(form).last_s <= time.time()
     assert root.survey(form, clock=lambda: 5.0).last_s == 5.0
     root.close()

@@ -22,8 +22,8 @@ from mlxd_shared.blocks.block_file import (
     encode,
     file_nbytes,
 )
-from mlxd_shared.blocks.folder import FolderRefused
-from mlxd_shared.blocks.store import open_store
+from mlxd_shared.blocks.folder import FolderRefused, open_folder
+from mlxd_shared.blocks.store import BlockStore
 from tests.shared.blocks.made_blocks import (
     AMPLE,
     FILE_NBYTES_MAX,
@@ -307,8 +307,11 @@ def test_forms_stand_side_by_side(tmp_path: Path) -> None:
     """Two forms of a model share a folder, and neither sees the other's blocks."""
     store = open_blocks(tmp_path / "blocks")
     store.write(CHAIN[0])
-    other = open_store(
-        tmp_path / "blocks", b"o" * 32, budget_nbytes=1 << 20, file_nbytes_max=FILE_NBYTES_MAX
+    other = BlockStore(
+        open_folder(tmp_path / "blocks", b"o" * 32),
+        b"o" * 32,
+        budget_nbytes=1 << 20,
+        file_nbytes_max=FILE_NBYTES_MAX,
     )
 
     assert len(other) == 0

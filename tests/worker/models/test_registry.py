@@ -11,7 +11,7 @@ import pytest
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.tensors import Operation, Source, Turn
 from mlxd_models.families.foreign import FOREIGN
-from mlxd_models.families.registry import REGISTRY, Registry
+from mlxd_models.families.registry import REGISTRY
 from mlxd_models.fit.described import facts_of
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.sizes.weight_forms import FloatType
@@ -32,7 +32,7 @@ from tests.worker.tiny import (
 )
 
 
-@pytest.mark.parametrize("family", [*REGISTRY.entries.values(), ZOO, FOREIGN])
+@pytest.mark.parametrize("family", [*REGISTRY.values(), ZOO, FOREIGN])
 def test_every_described_family_is_built(family: Family[Any]) -> None:
     """The module that a description names is there, and builds models."""
     assert callable(builder_of(family))
@@ -41,7 +41,7 @@ def test_every_described_family_is_built(family: Family[Any]) -> None:
 def test_a_family_is_added_by_a_description_a_builder_and_a_line(tmp_path: Path) -> None:
     """One file says what it is, one how it is built, one line of a registry that it is there: then
     it is described, planned and loaded, and what is not as described is refused by name."""
-    registry = Registry(*REGISTRY.entries.items(), ("NarrowedForCausalLM", NARROWED))
+    registry = {**REGISTRY, "NarrowedForCausalLM": NARROWED}
     config = config_with(architectures=["NarrowedForCausalLM"], model_type="narrowed", sixths=3)
     weights = random_weights(config_with(hidden_size=32, intermediate_size=24))
     folder = write_model(tmp_path / "narrowed", config, weights)

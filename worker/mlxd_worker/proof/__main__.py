@@ -96,7 +96,7 @@ def _prove(report: Report, backend: Backend, *, quick: bool) -> None:
     prover = Prover(report.result, report.trying)
     prover.prove_products(backend.kind)
     with tempfile.TemporaryDirectory(prefix="mlxd-proof-") as root:
-        for name in [LLAMA] if quick else sorted(REGISTRY.entries):
+        for name in [LLAMA] if quick else sorted(REGISTRY):
             subject = make_subject(name, Path(root) / name, backend.kind)
             prover.prove_family(subject)
         if not quick:

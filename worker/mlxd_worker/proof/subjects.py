@@ -13,7 +13,7 @@ from typing import Any, Final
 import mlx.core as mx
 
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_models.families.registry import REGISTRY, architecture_of
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_worker.models.base import Model
@@ -56,7 +56,7 @@ def write_random(folder: Path, config: Mapping[str, Any], form: FloatType) -> No
     """Write config and every tensor that it requires: norms near one, decays slow and fast."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(dict(config)), encoding="utf-8")
-    family = REGISTRY.find(architecture_of(config))
+    family = find_family(REGISTRY, architecture_of(config))
     specs = [spec for spec in family.tensors(family.parse(config)) if spec.required]
     keys = mx.random.split(mx.random.key(len(specs)), len(specs))
     tensors = {

@@ -10,8 +10,8 @@ from __future__ import annotations
 from mlxd_shared.blocks.about import TEXT_CHARS_MAX, About
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX
 from mlxd_shared.blocks.chain import BLOCK_TOKENS, Form, name_of_form
-from mlxd_shared.blocks.folder import LOCK_WAIT_S, FolderRefused
-from mlxd_shared.blocks.store import open_store
+from mlxd_shared.blocks.folder import LOCK_WAIT_S, FolderRefused, open_folder
+from mlxd_shared.blocks.store import BlockStore
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import Kind, LayerCache
@@ -57,14 +57,14 @@ def open_blocks(
         layers=describe_layers(caches.layers),
         block_tokens=block_tokens,
     )
+    form_name = name_of_form(form)
     try:
-        store = open_store(
-            folder.path,
-            name_of_form(form),
+        store = BlockStore(
+            open_folder(folder.path, form_name, wait_s=LOCK_WAIT_S),
+            form_name,
             budget_nbytes=folder.budget_nbytes,
             file_nbytes_max=shapes.nbytes_max + HEADER_NBYTES_MAX,
             check=shapes.check,
-            wait_s=LOCK_WAIT_S,
         )
     except FolderRefused as refused:
         _log.warning("prefixes are not kept on disk", reason=str(refused))

@@ -27,7 +27,7 @@ from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.stores import PREFIX_DISK_FOLDER_DEFAULT, prefix_folder
 from mlxd_controller.cli.terminal import show
 from mlxd_shared.blocks.folder import FolderRefused
-from mlxd_shared.blocks.root import FormFolder, RootFolder, open_root
+from mlxd_shared.blocks.root import FormFolder, RootFolder
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound
 from mlxd_shared.domain.units import format_bytes
 from mlxd_shared.wire.status import RemoteError
@@ -172,7 +172,7 @@ def _own(path: Path) -> Iterator[RootFolder | None]:
         yield None
         return
     try:
-        root = open_root(path)
+        root = RootFolder(path)
     except FolderRefused as refused:
         raise InvalidRequest.of("--prefix-disk-folder", str(refused)) from refused
     with contextlib.closing(root):

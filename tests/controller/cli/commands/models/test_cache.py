@@ -8,7 +8,7 @@ import pytest
 
 from mlxd.v1 import model_pb2, status_pb2
 from mlxd_shared.blocks.about import About
-from mlxd_shared.blocks.root import open_root
+from mlxd_shared.blocks.root import RootFolder
 from tests.fakes.mlxd_server import Answers, serving
 from tests.shared.blocks.made_blocks import chain_of, files_in, open_blocks
 from tests.support.cli import Ran, mlxd
@@ -75,7 +75,7 @@ async def test_damage_is_found_and_said(folder: Path) -> None:
 @pytest.mark.asyncio
 async def test_a_folder_in_use_is_not_touched(folder: Path) -> None:
     """While a server has the folder and cannot be asked, nothing is removed, and it is said why."""
-    root = open_root(folder)
+    root = RootFolder(folder)
     refused = await cache(folder, "drop")
     root.close()
     assert refused.code == 2
