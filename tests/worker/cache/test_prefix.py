@@ -64,7 +64,7 @@ class Driver:
         stops = []
         end = len(prompt) - 1 if stop is None else stop
         while (offset := self.caches.contents.offset(row)) < end:
-            due = self.prefix.next_stop(row)
+            due = self.caches.contents.next_stop(row)
             stops.append(end if due is None else min(due, end))
             self._pass(row, prompt[offset : stops[-1]])
         return stops
@@ -130,7 +130,7 @@ def test_case_prefix_without_lookahead(written: tuple[str, Path]) -> None:
     assert (start.total, start.matched) == (8, 5)
     if name in REWINDABLE:
         assert (start.left, start.reason) == (3, CacheReason.DIVERGED)
-        assert drive.prefix.next_stop(row) is None
+        assert drive.caches.contents.next_stop(row) is None
     else:
         assert (start.left, start.reason) == (8, CacheReason.NON_TRIMMABLE_DIVERGENCE)
         assert drive.prefill(row, B) == [5, 7]
@@ -150,7 +150,7 @@ def test_case_prefix_that_repeats(written: tuple[str, Path]) -> None:
     row, start = drive.begin(A[:5])
     if name in REWINDABLE:
         assert (start.left, start.reason) == (1, CacheReason.NONE)
-        assert drive.prefix.next_stop(row) is None
+        assert drive.caches.contents.next_stop(row) is None
     else:
         assert (start.left, start.reason) == (5, CacheReason.NON_TRIMMABLE_DIVERGENCE)
         assert drive.prefill(row, A[:5]) == [4]

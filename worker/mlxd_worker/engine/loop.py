@@ -21,6 +21,7 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import DeadlinePassed, InternalError, MlxdError, QueueFull
@@ -35,7 +36,6 @@ from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.prefilling import Prefill, reads_together
 from mlxd_worker.engine.request import Event, Failed, Occupancy, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
-from mlxd_worker.engine.sampling.drawing import Drawn
 from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID
 from mlxd_worker.engine.stepping.base import Carried, Run, Stepper, settle
 from mlxd_worker.engine.text import TextDecoder, TextStream
@@ -249,7 +249,7 @@ class Engine:
     def _end_embedded(self) -> None:
         """End the rows whose prompts are to become vectors and are evaluated to their ends."""
         for row in [row for row in self._rows.values() if row.embeds and not row.prefill_left]:
-            row.request.sink.put(_embed_row(row))
+            row.request.sink.put(_judge(row, row.finish_embedding))
             self._release(row.request.stream)
 
     def _decode_all(self, carried: Sequence[Carried]) -> None:
@@ -304,21 +304,17 @@ class Engine:
             if (late or advance.arrived) and stream in self._unjudged:
                 self._emit(self._unjudged.pop(stream), now_s)
             if (late or done) and stream in self._rows:
-                self._let_draw(row)
-
-    def _let_draw(self, row: Row) -> None:
-        """Have a row take part in steps again; where it cannot go on, end it alone."""
-        try:
-            row.go_on()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-            row.request.sink.put(_failure(row.request, error))
-            self._release(row.request.stream)
+                self._succeeds(row, row.go_on)
 
     def _prepare(self, row: Row) -> bool:
         """Make a row ready for its next draw; where that fails, end it alone and return False."""
         self._prefill.begin(row)
+        return self._succeeds(row, row.prepare)
+
+    def _succeeds(self, row: Row, act: Callable[[], None]) -> bool:
+        """Have a row act; where that fails, end it alone and return False."""
         try:
-            row.prepare()
+            act()
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
             row.request.sink.put(_failure(row.request, error))
             self._release(row.request.stream)
@@ -334,7 +330,7 @@ class Engine:
             row.accepted += judged <= accepted
             row.near_ties += drawn.near_tie
             forced = bool(row.request.forced) and row.forcing
-            event = _take_drawn(row, drawn, now_s)
+            event = _judge(row, partial(row.take, drawn.token_id, now_s, drawn.logprobs))
             if row.scores is not None and not isinstance(event, Failed):
                 event = replace(event, prompt_logprobs=row.scores.entries)
                 row.scores = None
@@ -366,16 +362,10 @@ def _abandon(row: Row) -> None:
         row.advance.abandoned = True
 
 
-def _take_drawn(row: Row, drawn: Drawn, now_s: float) -> Event:
+def _judge(row: Row, act: Callable[[], Event]) -> Event:
+    """Return what a row makes of its pass; where it cannot, how it has failed."""
     try:
-        return row.take(drawn.token_id, now_s, drawn.logprobs)
-    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-        return _failure(row.request, error)
-
-
-def _embed_row(row: Row) -> Event:
-    try:
-        return row.finish_embedding()
+        return act()
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
         return _failure(row.request, error)
 

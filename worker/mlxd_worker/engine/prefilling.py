@@ -189,7 +189,7 @@ class Prefill:
         """Start a row with what former prompts left behind; once."""
         if row.begun:
             return
-        row.start_prefill(self._clock())
+        row.prefill_started_s = self._clock()
         request = row.request
         if row.embeds:  # every token's state is asked for: nothing of former prompts helps
             return
@@ -229,7 +229,7 @@ class Prefill:
 
     def _wanted_count(self, row: Row) -> int:
         """Return how many tokens the row's next pass may have at most."""
-        stop = self._prefix.next_stop(row.id)
+        stop = self._caches.contents.next_stop(row.id)
         return row.prefill_left if stop is None else min(row.prefill_left, stop - row.offset)
 
     def _add_next(self, row: Row) -> bool:

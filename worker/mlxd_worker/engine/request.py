@@ -187,11 +187,6 @@ class Submit:
         return isinstance(self.constraint, Constraint)
 
     @property
-    def came_s(self) -> float:
-        """When the request arrived, at the controller if it came through one."""
-        return self.submitted_s - self.age_s
-
-    @property
     def continues(self) -> bool:
         """Whether it resumes where another worker stopped."""
         return bool(self.resumed or self.forced)

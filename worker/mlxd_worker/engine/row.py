@@ -201,11 +201,6 @@ class Row:
         places = enumerate(ahead, start=self.generated + 1)
         return [self.draw(), *(self._draw_at(place, seen) for place, seen in places)]
 
-    def start_prefill(self, now_s: float) -> None:
-        """Note when this row's evaluation began."""
-        if self.prefill_started_s is None:
-            self.prefill_started_s = now_s
-
     def follow(self, token_id: int) -> Advance | None:
         """Return what the constraint has to do before a drawn token can be judged; None: nothing.
 

@@ -85,7 +85,7 @@ class WaitingQueue:
         stream = request.stream
         deadline_s = math.inf if request.deadline_s is None else request.deadline_s
         self._waiting[stream] = request
-        age = (request.came_s, next(self._pushes), stream)
+        age = (request.submitted_s - request.age_s, next(self._pushes), stream)
         heapq.heappush(self._by_age, age)
         heapq.heappush(self._by_rank, (-request.priority, deadline_s, *age))
         if deadline_s < math.inf:

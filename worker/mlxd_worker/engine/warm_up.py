@@ -36,7 +36,7 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
     if not caches.bounded_shapes:
         return 0
     if caches.in_place and compiled is not None:
-        return _warm_tokens(compiled, caches)
+        return _warm_tokens(model, compiled, caches)
     model = model if compiled is None else compiled
     guesses = Kind.RECURRENT not in caches.contents.layers
     shapes = [shape for shape in caches.shapes() if guesses or shape.width != WIDE_WIDTH]
@@ -47,7 +47,10 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
         else:
             _run(model, caches, shape, offset=0)
             if compiled is not None and shape.width == 1 and shape.slots > 1:
-                _run_all_slots(compiled, caches)
+                # The row's second token, as a step of several rows would run it.
+                batch = Batch.prefill([0], 1, _ROW)
+                hidden = compiled.forward(batch, caches, lone_row=False)
+                mx.eval(compiled.logits(hidden), caches.state())
         caches.leave(_ROW)
     _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > WIDE_WIDTH])
     if reads_together(model.capabilities, caches):
@@ -55,7 +58,7 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
     return len(shapes)
 
 
-def _warm_tokens(compiled: CompiledModel, caches: RowCaches) -> int:
+def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> int:
     """Run each number of tokens that a pass in place may have, and the chunks of longer prompts.
 
     One row stands for all: the rest of a pass is filled with copies of its token.
@@ -70,7 +73,7 @@ def _warm_tokens(compiled: CompiledModel, caches: RowCaches) -> int:
             if offset + tokens > table.context_max:
                 break
             batch = Batch.prefill([0] * tokens, offset, _ROW)
-            hidden = compiled.forward_widened(batch, caches, tokens=size)
+            hidden = compiled.forward(batch, caches, least=size)
             mx.eval(compiled.logits(hidden), caches.state())
             offset += tokens
     spans = capacity_classes(table.context_max, table.rows_max)
@@ -88,7 +91,7 @@ def _warm_tokens(compiled: CompiledModel, caches: RowCaches) -> int:
         caches.leave(_ROW)
         caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
         caches.contents.appending(_ROW, 0, begin)
-        hidden = compiled.forward_own(Batch.prefill([0] * width, begin, _ROW), caches)
+        hidden = model.forward(Batch.prefill([0] * width, begin, _ROW), caches)
         mx.eval(hidden, caches.state())
     caches.leave(_ROW)
     return len(chunks) + len(prompts) + len(slot_sizes(table.rows_max))
@@ -156,10 +159,3 @@ def _run(model: Passes, caches: RowCaches, shape: AttentionShape, *, offset: int
         mx.eval(model.logits(hidden))
     mx.eval(caches.state())
     return offset + tokens
-
-
-def _run_all_slots(compiled: CompiledModel, caches: RowCaches) -> None:
-    """Run the row's second token as a step of several rows would."""
-    hidden = compiled.forward_all_slots(Batch.prefill([0], 1, _ROW), caches)
-    mx.eval(compiled.logits(hidden))
-    mx.eval(caches.state())

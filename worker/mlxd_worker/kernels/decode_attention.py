@@ -18,8 +18,8 @@ from functools import cache
 import mlx.core as mx
 
 from mlxd_shared.domain.fast_paths import FastPath
-from mlxd_worker.kernels.device import HALVES, WIDEN, Kernel, runs_cuda
-from mlxd_worker.kernels.own import make_kernel
+from mlxd_worker.kernels.device import HALVES, WIDEN, runs_cuda
+from mlxd_worker.kernels.own import Body, OwnKernel
 from mlxd_worker.kernels.switches import SWITCHES
 
 HEAD_DIMS = (64, 128)
@@ -365,13 +365,8 @@ def tickets_of(part: int, count: int) -> mx.array:
 
 
 @cache
-def _kernel(scale: float) -> Kernel:
-    return make_kernel(
-        name="decode_attention",
-        input_names=["joined", "places", "periods", "keys", "values", "tickets"],
-        output_names=["out", "parts"],
-        source=_ATTEND.replace("SCALE_VALUE", f"{scale * _LOG2_E:.9e}f").replace(
-            "PART_LEAST", str(PART_TOKENS_MIN)
-        ),
-        header=WIDEN,
-    )
+def _kernel(scale: float) -> OwnKernel:
+    text = _ATTEND.replace("SCALE_VALUE", f"{scale * _LOG2_E:.9e}f")
+    text = text.replace("PART_LEAST", str(PART_TOKENS_MIN))
+    inputs = ("joined", "places", "periods", "keys", "values", "tickets")
+    return OwnKernel(Body("decode_attention", inputs, ("out", "parts"), text, WIDEN))

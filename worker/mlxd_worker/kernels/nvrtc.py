@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -103,10 +103,7 @@ def find_headers(library: Path, environ: Mapping[str, str]) -> Path | None:
     # As wheels lay them out: one folder for all, or one for each part.
     beside = library.parent.parent
     homes += [beside, beside.parent / "cuda_runtime", Path("/usr/local/cuda")]
-    return _first_with_header(home / "include" for home in homes)
-
-
-def _first_with_header(folders: Iterable[Path]) -> Path | None:
+    folders = (home / "include" for home in homes)
     return next((folder for folder in folders if (folder / HEADER).is_file()), None)
 
 

@@ -49,7 +49,6 @@ class Compiler(Protocol):
         Raises:
             CompileError: it was refused.
         """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -179,18 +178,6 @@ def _declare(name: str, value: int | mx.Dtype) -> str:
     if isinstance(value, int):
         return f"constexpr int {name} = {value};"
     return f"using {name} = {TYPES[value]};"
-
-
-def make_kernel(
-    *,
-    name: str,
-    input_names: Sequence[str],
-    output_names: Sequence[str],
-    source: str,
-    header: str = "",
-) -> Kernel:
-    """Return a kernel; arguments as `mx.fast.cuda_kernel`'s. Call it by its own."""
-    return OwnKernel(Body(name, tuple(input_names), tuple(output_names), source, header))
 
 
 def have_mlx_compile(body: Body) -> Kernel:

@@ -10,8 +10,7 @@ from functools import cache
 import mlx.core as mx
 
 from mlxd_worker.kernels.decode_attention import Target
-from mlxd_worker.kernels.device import Kernel
-from mlxd_worker.kernels.own import make_kernel
+from mlxd_worker.kernels.own import Body, OwnKernel
 
 _WRITE = """
   const int head = blockIdx.x, row = blockIdx.y, pair = threadIdx.x;
@@ -64,10 +63,6 @@ def write_in_place(joined: mx.array, periods: mx.array, at: Target, *, heads: in
 
 
 @cache
-def _write_kernel() -> Kernel:
-    return make_kernel(
-        name="write_tokens",
-        input_names=["joined", "places", "periods", "keys", "values"],
-        output_names=["written"],
-        source=_WRITE,
-    )
+def _write_kernel() -> OwnKernel:
+    inputs = ("joined", "places", "periods", "keys", "values")
+    return OwnKernel(Body("write_tokens", inputs, ("written",), _WRITE))

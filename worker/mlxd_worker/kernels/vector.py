@@ -14,8 +14,8 @@ from functools import cache
 import mlx.core as mx
 
 from mlxd_shared.domain.fast_paths import FastPath
-from mlxd_worker.kernels.device import HALVES, WIDEN, Kernel, runs_cuda
-from mlxd_worker.kernels.own import make_kernel
+from mlxd_worker.kernels.device import HALVES, WIDEN, runs_cuda
+from mlxd_worker.kernels.own import Body, OwnKernel
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.kernels.vector_source import SHARED_ROWS, WHOLE_ROWS
 
@@ -146,17 +146,11 @@ def tiling(outputs: int, inputs: int, *, normed: bool) -> Tiling:
 
 
 @cache
-def _kernel(*, normed: bool, added: bool, shared: bool, eps: float) -> Kernel:
+def _kernel(*, normed: bool, added: bool, shared: bool, eps: float) -> OwnKernel:
     optional = {"norm": normed, "residual": added}
     names = ["input", "matrix", *(name for name, present in optional.items() if present)]
     absent = [name for name, present in optional.items() if not present]
     source = "".join(f"const T* {name} = nullptr;\n" for name in absent)
     source += SHARED_ROWS if shared else WHOLE_ROWS
     source = source.replace("EPS_VALUE", f"{eps:.9e}f")
-    return make_kernel(
-        name="row_times",
-        input_names=names,
-        output_names=["out"],
-        source=source,
-        header=WIDEN,
-    )
+    return OwnKernel(Body("row_times", tuple(names), ("out",), source, WIDEN))

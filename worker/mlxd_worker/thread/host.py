@@ -18,9 +18,9 @@ import mlx.core as mx
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
-from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.prefix.lookup import PrefixCounts
 from mlxd_worker.engine.request import Cancel, Failed, Occupancy, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
@@ -97,7 +97,7 @@ class ModelHost:
     def unload(self, error: MlxdError) -> int:
         """End every stream with `error`, unload the model; return MLX's active bytes afterwards."""
         if self._resident is not None:
-            self._close_blocks()
+            self.close()
             self._resident.prefix.clear()  # first, so that no row's prefix is copied out to be kept
         self.end_streams(error)
         self._absent = error
@@ -111,8 +111,10 @@ class ModelHost:
         return self._sweep().active_nbytes
 
     def close(self) -> None:
-        """Save what can outlive the process; the last call."""
-        self._close_blocks()
+        """Write the blocks worth keeping, and end the threads that write and read."""
+        disk = self._disk
+        if disk is not None:
+            disk.close(timeout_s=config.PREFIX_SAVE_S)
 
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
         """Release what no stream needs until `target_nbytes` are held; return before and after.
@@ -183,7 +185,10 @@ class ModelHost:
 
     def figures(self) -> Figures:
         """Return the current figures."""
-        engine = self._resident.engine if self._resident else None
+        resident, disk, disk_figures = self._resident, self._disk, None
+        if resident is not None and disk is not None:
+            disk_figures = disk.figures(hit_tokens=resident.prefix.counts.disk_tokens)
+        engine = resident.engine if resident else None
         return Figures(
             at_s=time.monotonic(),
             load=engine.occupancy() if engine else Occupancy(),
@@ -191,37 +196,29 @@ class ModelHost:
             mlx_active_nbytes=mx.get_active_memory(),
             mlx_cache_nbytes=mx.get_cache_memory(),
             mlx_peak_nbytes=mx.get_peak_memory(),
-            prefix_snapshots=self._resident.caches.contents.book.live if self._resident else 0,
+            prefix_snapshots=resident.caches.contents.book.live if resident else 0,
             prefixes=tuple((name, _figures_of(counts)) for name, counts in self._counts.items()),
             speculations=tuple(
                 (name, SpeculationFigures(counts.drafted_tokens, counts.accepted_tokens))
                 for name, counts in self._guesses.items()
             ),
-            prefix_disk=self._disk_figures(),
-            prefix_reload_s=self._resident.prefix.reload_s if self._resident else 0.0,
+            prefix_disk=disk_figures,
+            prefix_reload_s=resident.prefix.reload_s if resident else 0.0,
             can_guess=engine is not None and engine.can_guess,
             unaccounted_nbytes=self._unaccounted_nbytes,
         )
 
     def share_disk(self, nbytes: int, applied: Callable[[], None]) -> None:
         """Have what is on disk take at most so much; `applied` is called, on any thread, then."""
-        disk = None if self._resident is None else self._resident.prefix.disk
+        disk = self._disk
         if disk is None:
             applied()
         else:
             disk.tier.set_budget(nbytes, applied)
 
-    def _disk_figures(self) -> PrefixDiskFigures | None:
-        if self._resident is None or self._resident.prefix.disk is None:
-            return None
-        prefix = self._resident.prefix
-        return self._resident.prefix.disk.figures(hit_tokens=prefix.counts.disk_tokens)
-
-    def _close_blocks(self) -> None:
-        """Write the blocks worth keeping, and end the threads that write and read."""
-        disk = None if self._resident is None else self._resident.prefix.disk
-        if disk is not None:
-            disk.close(timeout_s=config.PREFIX_SAVE_S)
+    @property
+    def _disk(self) -> PrefixDisk | None:
+        return None if self._resident is None else self._resident.prefix.disk
 
     def _lift_limits(self) -> None:
         """Restore MLX's limits from before a model was loaded."""

@@ -63,12 +63,13 @@ def arrange(table: RowTable, rows: tuple[RowId, ...], *, whole_arenas: bool) -> 
             batch_rows[0] if row is None else index_of.get(row, batch_rows[0])
             for row in residents[:slots_used]
         )
+        one_run = batch_rows == tuple(range(batch_rows[0], batch_rows[0] + len(batch_rows)))
         groups.append(
             GroupLayout(
                 arena=arena.arena,
                 capacity=arena.capacity,
                 batch_rows=batch_rows,
-                members=None if _consecutive(batch_rows) else _index(batch_rows),
+                members=None if one_run else _index(batch_rows),
                 queriers=None if queriers == batch_rows else _index(queriers),
                 slots_used=slots_used,
                 write_slots=_index(slots).reshape(-1, 1),
@@ -115,7 +116,3 @@ def group_of(
 
 def _index(values: Sequence[int]) -> mx.array:
     return mx.array(list(values), dtype=mx.int32)
-
-
-def _consecutive(values: Sequence[int]) -> bool:
-    return list(values) == list(range(values[0], values[0] + len(values)))

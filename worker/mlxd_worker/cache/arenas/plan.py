@@ -126,7 +126,6 @@ class PassCaches(Protocol):
     @property
     def layers(self) -> Sequence[LayerCache | None]:
         """Each layer's cache; None for a layer without state."""
-        ...
 
     def plan(
         self,
@@ -143,4 +142,3 @@ class PassCaches(Protocol):
         counts: where the batch is a chunk of each row, one after another: their tokens; offsets are
         then every token's position, and the width is 1.
         """
-        ...

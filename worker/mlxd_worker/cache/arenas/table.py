@@ -22,11 +22,22 @@ from dataclasses import dataclass
 from mlxd_models.sizes.arena_sizes import ARENAS_MAX, CLASSES_MAX, ROWS_FEW
 from mlxd_worker.cache.arenas import settling
 from mlxd_worker.cache.arenas.arenas import Arena, Arenas, rows_in
-from mlxd_worker.cache.arenas.lengths import RowLengths
 from mlxd_worker.cache.base import ArenaId, Change, Free, Open, Place, RowError, RowId
 
 CAPACITY_AHEAD = 2
 """A row takes at most so many times the capacity that it needs at once, for what it may become."""
+
+NEARLY_FULL = 0.75
+"""A row that fills more of its capacity will soon cross, if it may become so long."""
+
+
+@dataclass(slots=True)
+class _Length:
+    """How long a row is, as it has reserved, and may become: what is worth preparing for."""
+
+    tokens: int
+    tokens_max: int | None
+    """None where nobody has said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +83,7 @@ class RowTable:
             one_class=one_class,
             whole=whole,
         )
-        self._lengths = RowLengths()
+        self._lengths: dict[RowId, _Length] = {}
         self._sinks = sinks
         # So few rows never have too many arenas; else one is left for a class to move into.
         self._settled_max = ARENAS_MAX if rows_max <= ROWS_FEW else CLASSES_MAX
@@ -209,7 +220,7 @@ class RowTable:
             return None
         changes: list[Change] = []
         self._arenas.seat(row, self._enter(room, changes), changes)
-        self._lengths.join(row, tokens=tokens, tokens_max=tokens_max)
+        self._lengths[row] = _Length(tokens, tokens_max)
         return changes
 
     def rehearse(self, row: RowId, *, capacity: int, slots: int) -> list[Change]:
@@ -222,7 +233,7 @@ class RowTable:
             raise RowError(f"{slots} slots of {capacity} tokens beside {len(self)} rows")
         changes: list[Change] = []
         self._arenas.seat(row, self._arenas.open(capacity, slots, changes), changes)
-        self._lengths.join(row, tokens=1, tokens_max=None)
+        self._lengths[row] = _Length(1, None)
         return changes
 
     def reserve(self, wanted: Mapping[RowId, int]) -> list[Change]:
@@ -237,7 +248,8 @@ class RowTable:
             self._check_length(tokens)
         crossing = [row for row, tokens in wanted.items() if tokens > self.capacity(row)]
         targets = {row: self.class_of(wanted[row]) for row in crossing}
-        self._lengths.reserve(wanted)
+        for row, tokens in wanted.items():
+            self._lengths[row].tokens = tokens
         coming = Counter(targets[row] for row in crossing)
         changes: list[Change] = []
         for row in crossing:
@@ -255,7 +267,7 @@ class RowTable:
         """
         place = self.place(row)
         del self._arenas.places[row]
-        self._lengths.leave(row)
+        del self._lengths[row]
         changes: list[Change] = [Free(place)]
         self._arenas.vacate(place, changes)
         return changes
@@ -349,9 +361,13 @@ class RowTable:
             self._arenas.move(row, self._enter(room, changes), changes)
 
     def _nearing(self, capacity: int) -> int:
-        """Return how many rows stand just below a class, those that cross now included."""
+        """Return how many rows will soon enter a class, those that cross now included."""
         below = [smaller for smaller in self.classes if smaller < capacity][-1]
-        return self._lengths.nearing(below, self._arenas.places)
+        return sum(
+            length.tokens > below * NEARLY_FULL and (length.tokens_max or 0) > below
+            for row, length in self._lengths.items()
+            if self.capacity(row) == below
+        )
 
     def _make_room(self, capacity: int, coming: int, changes: list[Change]) -> bool:
         """Do at once what `tend` would have done in time; return whether anything was done."""

@@ -72,8 +72,9 @@ class PrefixDisk:
         self._entry_kinds = shapes.kinds(Part.ENTRIES)
         self._state_kinds = shapes.kinds(Part.STATE)
         self._block_nbytes = shapes.block_nbytes
+        self._form_name = tier.store.form_name
         self._wanted: dict[BlockId, _Wanted] = {}
-        self._doomed = DoomedPrompts(tier.store.form_name, block_tokens=self.block_tokens)
+        self._doomed = DoomedPrompts(self._form_name, block_tokens=self.block_tokens)
         self._trie: Trie | None = None
 
     @property
@@ -139,7 +140,10 @@ class PrefixDisk:
     def note_doomed(self, nodes: Iterable[Node[Kind, Snapshot]]) -> None:
         """Learn what of memory is the next to make room: its next use can only be from disk."""
         for node in nodes:
-            end = node if not self._state_kinds else self._last_with_state(node)
+            end: Node[Kind, Snapshot] | None = node
+            if self._state_kinds:  # the last one up to this with all of a state
+                line = (node, *node.ancestors())
+                end = next((each for each in line if self._has_state(each)), None)
             if end is not None and self._pays(end.stop // self.block_tokens, leaving=True):
                 self._doomed.note(end)
 
@@ -218,19 +222,11 @@ class PrefixDisk:
         self.save(timeout_s=timeout_s)
         self.tier.close(timeout_s=timeout_s)
 
-    @property
-    def _form_name(self) -> bytes:
-        return self.tier.store.form_name
-
     def _ends(self, nodes: Iterable[Node[Kind, Snapshot]]) -> list[Node[Kind, Snapshot]]:
         """Return the nodes whose beginnings are worth a look: leaves, or where states are."""
         if self._state_kinds:
             return [node for node in nodes if self._has_state(node)]
         return [node for node in nodes if not node.children]
-
-    def _last_with_state(self, node: Node[Kind, Snapshot]) -> Node[Kind, Snapshot] | None:
-        """Return the last node up to this one with all of a state; None where there is none."""
-        return next((each for each in (node, *node.ancestors()) if self._has_state(each)), None)
 
     def _has_state(self, node: Node[Kind, Snapshot]) -> bool:
         """Tell whether a node ends where a block does, with all that is needed there."""

@@ -226,7 +226,8 @@ class BlockTier:
     def _write_all(self) -> None:
         while True:
             with self._change:
-                self._change.wait_for(self._has_work, timeout=self._until_survey_s())
+                left_s = max(self._survey_at_s - self.clock(), WAIT_S)
+                self._change.wait_for(self._has_work, timeout=left_s)
                 if self._closed:
                     return
                 block = self._writes[0] if self._writes else None
@@ -249,9 +250,6 @@ class BlockTier:
 
     def _has_work(self) -> bool:
         return self._closed or bool(self._writes) or self._budget_nbytes is not None
-
-    def _until_survey_s(self) -> float:
-        return max(self._survey_at_s - self.clock(), WAIT_S)
 
     def _keep_house(self, budget_nbytes: int | None, ordered: int) -> None:
         """Keep to a new budget, and look at what is there, where either is due.

@@ -83,11 +83,6 @@ class PrefixCounts:
     evictions: int = 0
     evicted_nbytes: int = 0
 
-    @property
-    def mean_hit_tokens(self) -> int:
-        """How many tokens a prompt had put back on average."""
-        return self.hit_tokens // max(self.lookups.total(), 1)
-
 
 @dataclass(frozen=True, slots=True)
 class Target(Generic[S]):

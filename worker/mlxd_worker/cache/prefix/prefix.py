@@ -111,7 +111,7 @@ class PrefixCache:
     @property
     def reload_s(self) -> float:
         """Seconds that the next prompt would compute or read longer, had all been forgotten."""
-        tokens = self.counts.mean_hit_tokens
+        tokens = self.counts.hit_tokens // max(self.counts.lookups.total(), 1)  # of one, on average
         if not self._trie.nbytes or self.disk is None:
             return tokens * self.token_s if self._trie.nbytes else 0.0
         return self.disk.again_s(tokens, kept_nbytes=self._trie.nbytes)
@@ -167,10 +167,6 @@ class PrefixCache:
         self._stop_waiting(row, tenant)
         self._go_on(row, tenant)
         return tenant.lookup
-
-    def next_stop(self, row: RowId) -> int | None:
-        """Return where the row's next pass must end at the latest; None: anywhere."""
-        return self._contents.next_stop(row)
 
     def advance(self, row: RowId) -> None:
         """Capture what is due, after a pass of the row has been evaluated."""
@@ -243,8 +239,10 @@ class PrefixCache:
         return Arrivals(disk, reading, self._contents)
 
     def _stop_waiting(self, row: RowId, tenant: Tenant) -> None:
-        """Have no more blocks put into a row, if any were to be."""
-        tenant.stop_waiting()
+        """Have no more blocks put into a row, if any were to be, and release those held."""
+        if tenant.arrivals is not None:
+            tenant.arrivals.close()
+            tenant.arrivals = None
         self.waiting.discard(row)
 
     def _go_on(self, row: RowId, tenant: Tenant) -> None:

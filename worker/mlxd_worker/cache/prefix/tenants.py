@@ -46,9 +46,3 @@ class Tenant:
         for offset in list(self.states)[: len(self.states) - count]:
             for state in self.states.pop(offset).values():
                 state.close()
-
-    def stop_waiting(self) -> None:
-        """Request no more blocks, and release those that are held."""
-        arrivals, self.arrivals = self.arrivals, None
-        if arrivals is not None:
-            arrivals.close()

@@ -66,7 +66,8 @@ class _Watch:
     @property
     def is_near(self) -> bool:
         """Whether an opening mark has begun."""
-        return not self._reasoning and _overlap(self.tail, self._marks.opening) > 0
+        ends = (self.tail[start:] for start in range(len(self.tail)))
+        return not self._reasoning and any(map(self._marks.opening.startswith, ends))
 
     def push(self, piece: bytes) -> bytes | None:
         """Take what a token adds; return what it has behind an opening mark, None without one."""
@@ -205,8 +206,3 @@ class CallMatcher:
 def _last(text: bytes, mark: bytes) -> bytes:
     """Return the end of a text in which a mark may have begun."""
     return text[-(len(mark) - 1) :] if len(mark) > 1 else b""
-
-
-def _overlap(text: bytes, mark: bytes) -> int:
-    """Return how many bytes at the end of `text` begin `mark`."""
-    return next((n for n in range(len(text), 0, -1) if mark.startswith(text[-n:])), 0)

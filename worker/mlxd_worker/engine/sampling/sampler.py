@@ -191,10 +191,6 @@ def _top_k(sampling: Sampling, vocab_size: int) -> int:
     return min(sampling.top_k, vocab_size) if sampling.top_k > 0 else vocab_size
 
 
-def _has_top_p(sampling: Sampling) -> bool:
-    return 0.0 < sampling.top_p < 1.0
-
-
 def _path_of(sampling: Sampling, vocab_size: int, *, hopeful: bool) -> str:
     """Name the cheapest way to draw this row; all ways that can express it draw the same token."""
     top_k = _top_k(sampling, vocab_size)
@@ -204,7 +200,7 @@ def _path_of(sampling: Sampling, vocab_size: int, *, hopeful: bool) -> str:
         return "narrow"
     if top_k < vocab_size:
         return "sorted"
-    if not _has_top_p(sampling):
+    if not 0.0 < sampling.top_p < 1.0:
         return "flat"
     return "nucleus" if hopeful and vocab_size > SUPPORT_WIDTHS[-1] else "sorted"
 

@@ -49,7 +49,10 @@ def decode_wide(
     runs = [(row.next_token(), *guesses.get(row.id, ())) for row in rows]
     logits = model.logits(_hidden_rows(model, caches, rows, runs, width))
     draws = [draw for row, run in zip(rows, runs, strict=True) for draw in row.draws(run[1:])]
-    logprobs_counts = [_logprobs_count(row, run) for row, run in _each(rows, runs)]
+    # None of a row that guesses: what must report log-probabilities never does.
+    logprobs_counts = [
+        row.request.top_logprobs for row, run in zip(rows, runs, strict=True) for _ in run
+    ]
     drawn = draw_all(logits, draws, logprobs_counts, along=caches.state())
     done_runs, first = [], 0
     for row, run in zip(rows, runs, strict=True):
@@ -90,14 +93,3 @@ def _hidden_rows(
         return hidden
     own = [index * width + step for index, run in enumerate(runs) for step in range(len(run))]
     return hidden[mx.array(own, dtype=mx.uint32)]
-
-
-def _each(rows: Sequence[Row], runs: Sequence[Sequence[int]]) -> list[tuple[Row, Sequence[int]]]:
-    """Return each draw's row and run."""
-    return [(row, run) for row, run in zip(rows, runs, strict=True) for _ in run]
-
-
-def _logprobs_count(row: Row, run: Sequence[int]) -> int | None:
-    """Return how many log-probabilities a row's draw comes with."""
-    assert len(run) == 1 or row.request.top_logprobs is None, "such a row does not guess"
-    return row.request.top_logprobs

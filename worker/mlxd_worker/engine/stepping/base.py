@@ -55,17 +55,14 @@ class Stepper(Protocol):
     @property
     def joins(self) -> bool:
         """Whether a step takes prompts' tokens along; elsewhere `carried` is always empty."""
-        ...
 
     @property
     def guesses(self) -> bool:
         """Whether rows that ask for it may have more than one token of a step."""
-        ...
 
     @property
     def ahead(self) -> bool:
         """Whether a step is under way whose tokens are not read yet."""
-        ...
 
     def step(
         self, rows: Sequence[Row], *, ahead: bool = False, carried: Sequence[Carried] = ()
@@ -76,15 +73,12 @@ class Stepper(Protocol):
         those whose prompts were evaluated apart. ahead: whether the same rows will step next, as
         far as is known.
         """
-        ...
 
     def rest(self) -> None:
         """Wait for what is under way: then nothing but the caches refers to their arrays."""
-        ...
 
     def drop(self) -> None:
         """Forget what is under way: its rows take nothing of it up."""
-        ...
 
 
 def runs_of(rows: Iterable[Row], drawn: Iterable[Drawn]) -> list[Run]:

@@ -70,25 +70,14 @@ class CompiledModel:
         """Return the model's own."""
         return self._model.logits(hidden)
 
-    def forward(self, batch: Batch, caches: PassCaches) -> mx.array:
-        """Do one pass as the model would, a decode step by the compiled function."""
-        return self._pass(batch, caches, lone_row=True)
-
-    def forward_widened(self, batch: Batch, caches: PassCaches, *, tokens: int) -> mx.array:
-        """Do the same pass over at least so many flat tokens, as a wider one would: to warm up."""
-        return self._pass(batch, caches, lone_row=True, least=tokens)
-
-    def forward_own(self, batch: Batch, caches: PassCaches) -> mx.array:
-        """Do the model's own pass, as where one by slots or tokens cannot be: to warm that up."""
-        return self._model.forward(batch, caches)
-
-    def forward_all_slots(self, batch: Batch, caches: PassCaches) -> mx.array:
-        """Do the same pass, a single row's like one of several: to warm that function up."""
-        return self._pass(batch, caches, lone_row=False)
-
-    def _pass(
-        self, batch: Batch, caches: PassCaches, *, lone_row: bool, least: int = 1
+    def forward(
+        self, batch: Batch, caches: PassCaches, *, lone_row: bool = True, least: int = 1
     ) -> mx.array:
+        """Do one pass as the model would, a decode step by the compiled function.
+
+        To warm up: lone_row: whether a single row's pass is its own, or like one of several.
+        least: so many flat tokens it is over at least, as a wider one would be.
+        """
         if caches is self._caches and self._caches.in_place:
             counts = batch.counts or (batch.width,) * len(batch.rows)
             by_tokens = self._caches.by_tokens(
