@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mlx.core as mx
+import numpy as np
 import pytest
 
 from mlxd_worker.cache.base import Kind, RowId
@@ -48,7 +49,8 @@ class Rows:
 
 def numbers(states: list[LayerState] | tuple[LayerState, ...]) -> set[float]:
     """Return what numbers there are in layers' states."""
-    return {value for state in states for array in state for value in array.flatten().tolist()}
+    arrays = (array for state in states for array in state)
+    return {value for array in arrays for value in np.array(array).ravel().tolist()}
 
 
 @pytest.mark.parametrize("owned", [False, True])
