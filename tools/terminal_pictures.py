@@ -123,7 +123,8 @@ async def picture_fit(address: str, model: str) -> str:
 async def main() -> None:
     """Take both."""
     folder = Path(sys.argv[1]) if len(sys.argv) > 1 else PICTURES
-    async with serve("--model", f"tales={DEMO}") as server:
+    names = ("--model", f"demo={DEMO}", "--model", f"tales={DEMO}")
+    async with serve(*names) as server:
         async with Client(server.address) as client:
             await client.complete("Once", model="tales", max_tokens=4)
         top = await picture_top(server.address, "demo")

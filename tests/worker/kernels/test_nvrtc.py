@@ -8,7 +8,14 @@ from typing import Any
 
 import pytest
 
-from mlxd_worker.kernels.nvrtc import HEADER, CompileError, Nvrtc, find_headers, find_mapped
+from mlxd_worker.kernels.nvrtc import (
+    HEADER,
+    CompileError,
+    Nvrtc,
+    find_headers,
+    find_mapped,
+    make_compiler,
+)
 
 CODE, LOG = b"machine code", b"line 1: nonsense"
 MAPS = """\
@@ -20,9 +27,10 @@ MAPS = """\
 
 
 class Library:
-    """Answers as the compiler's library does; fails to compile what holds `nonsense`."""
+    """Answers as the compiler's library does; fails to compile what holds a given text."""
 
-    def __init__(self) -> None:
+    def __init__(self, refused: bytes = b"nonsense") -> None:
+        self._refused = refused
         self.options: list[bytes] = []
         self.programs = 0
         self._source = b""
@@ -36,7 +44,7 @@ class Library:
     def nvrtcCompileProgram(self, program: Any, count: int, options: Any) -> int:  # noqa: N802
         """Compile."""
         self.options = list(options)
-        return int(b"nonsense" in self._source)
+        return int(self._refused in self._source)
 
     def nvrtcDestroyProgram(self, program: Any) -> int:  # noqa: N802
         """End."""
@@ -78,6 +86,24 @@ def test_what_is_refused_says_why() -> None:
         compiler(library).compile("nonsense", name="odd")
 
     assert library.programs == 0
+
+
+@pytest.mark.parametrize(("refused", "serves"), [(b"nonsense", True), (b"cuda_fp16.h", False)])
+def test_a_library_that_does_not_serve_the_device_is_no_compiler(
+    refused: bytes, serves: bool
+) -> None:
+    """It is asked once, before any kernel relies on it; nor is one that cannot be loaded."""
+    library: Any = Library(refused)
+    made = make_compiler(
+        Path("/lib"), include=Path("/include"), architecture="sm_90", load=lambda _: library
+    )
+    assert (made is not None) == serves
+    assert library.programs == 0
+
+    def fail(path: str) -> Any:
+        raise OSError(path)
+
+    assert make_compiler(Path("/lib"), include=Path("/"), architecture="", load=fail) is None
 
 
 def test_the_library_is_the_one_that_is_loaded() -> None:

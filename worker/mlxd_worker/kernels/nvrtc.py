@@ -2,15 +2,15 @@
 
 Invariants:
 - It is the library that MLX has loaded already, so both compile alike and nothing else is needed.
-- Where anything is missing, the library, the toolkit's headers or the device, there is no compiler
-  (None), and whoever asked has MLX compile instead.
+- Where anything is missing, the library, the toolkit's headers or the device, or the library does
+  not serve the device, there is no compiler (None), and whoever asked has MLX compile instead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -22,8 +22,12 @@ from mlxd_shared.ops.logs import get_logger
 HEADER: Final = "cuda_bf16.h"
 """What a folder of the toolkit's headers is known by."""
 
+HEADERS: Final = f"#include <{HEADER}>\n#include <cuda_fp16.h>\n"
+"""What every kernel of ours includes."""
+
 _LIBRARY: Final = "libnvrtc.so"
 _MAPS: Final = Path("/proc/self/maps")
+_PROBE: Final = f'{HEADERS}extern "C" __global__ void probe() {{}}\n'
 _MAJOR, _MINOR = 75, 76
 """The driver's numbers for the two parts of a device's compute capability."""
 
@@ -85,7 +89,28 @@ def find_compiler() -> Nvrtc | None:
     if path is None or include is None or architecture is None:
         _log.warning("MLX compiles the kernels", library=str(path), headers=str(include))
         return None
-    return Nvrtc(ctypes.CDLL(str(path)), include=include, architecture=architecture)
+    return make_compiler(path, include=include, architecture=architecture)
+
+
+def make_compiler(
+    path: Path,
+    *,
+    include: Path,
+    architecture: str,
+    load: Callable[[str], ctypes.CDLL] = ctypes.CDLL,
+) -> Nvrtc | None:
+    """Return the compiler that a library is; None where it cannot compile even an empty kernel.
+
+    A device that is newer than the library, or headers of which some are missing, show here and not
+    in the midst of a step: a kernel with scalars is compiled by nobody else.
+    """
+    try:
+        compiler = Nvrtc(load(str(path)), include=include, architecture=architecture)
+        compiler.compile(_PROBE, name="probe")
+    except (OSError, CompileError) as error:
+        _log.warning("MLX compiles the kernels", library=str(path), problem=str(error))
+        return None
+    return compiler
 
 
 def find_mapped(maps: str) -> Path | None:

@@ -21,7 +21,7 @@ import mlx.core as mx
 
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.kernels.device import Kernel
-from mlxd_worker.kernels.nvrtc import CompileError, find_compiler
+from mlxd_worker.kernels.nvrtc import HEADERS, CompileError, find_compiler
 
 Constant = tuple[str, int | mx.Dtype]
 """A constant or a type that a body refers to by its name."""
@@ -34,8 +34,6 @@ TYPES: Final = {
     mx.uint32: "unsigned int",
 }
 """What CUDA calls the types that kernels here take."""
-
-HEADERS: Final = "#include <cuda_bf16.h>\n#include <cuda_fp16.h>\n"
 
 _log = get_logger("kernels")
 
