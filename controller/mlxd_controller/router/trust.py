@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -76,7 +77,12 @@ class Trust:
 
 
 class TrustInterceptor(grpc.aio.ServerInterceptor):
-    """Lets trusted callers through. To be the first of a server's interceptors."""
+    """Lets trusted callers through. To be the first of a server's interceptors.
+
+    Who calls is known to a method's handler alone, before which gRPC reads the request. So the
+    handler is one of a stream, which reads for itself, and asks the other interceptors only for
+    those who are let through: nobody else takes a place or sends what is kept.
+    """
 
     def __init__(self, trust: Trust) -> None:
         """Let those through whom `trust` allows."""
@@ -86,31 +92,16 @@ class TrustInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        """Wrap the method's handler: only there it is known who calls."""
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        if handler.response_streaming:
-            return self._stream(handler)
-        return self._unary(handler)
+        """Return a handler that serves any kind of method, once it knows who calls."""
 
-    def _unary(self, handler: Any) -> Handler:  # noqa: ANN401
-        async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
             await self._check(context)
-            return await handler.unary_unary(request, context)
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
+            await _answer(handler, requests, context)
 
-        return _rewrap(handler, "unary_unary", answer)
-
-    def _stream(self, handler: Any) -> Handler:  # noqa: ANN401
-        kind = "stream_stream" if handler.request_streaming else "unary_stream"
-        behaviour = getattr(handler, kind)
-
-        async def answer(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-            await self._check(context)
-            async for message in behaviour(request, context):
-                yield message
-
-        return _rewrap(handler, kind, answer)
+        return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _check(self, context: Context) -> None:
         if not self._trust.allows(context.peer()):
@@ -118,8 +109,23 @@ class TrustInterceptor(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
 
 
-def _rewrap(handler: Any, kind: str, behaviour: Any) -> Handler:  # noqa: ANN401
-    """Return a handler of the same kind of method, with another behaviour."""
-    make = getattr(grpc, f"{kind}_rpc_method_handler")
-    wrapped: Handler = make(behaviour, handler.request_deserializer, handler.response_serializer)
-    return wrapped
+async def _answer(handler: Any, requests: AsyncIterator[bytes], context: Context) -> None:  # noqa: ANN401
+    """Do what gRPC would have done with the handler of a method that takes one request."""
+    taking = "stream" if handler.request_streaming else "unary"
+    behaviour = getattr(handler, f"{taking}_{'stream' if handler.response_streaming else 'unary'}")
+    write = handler.response_serializer or bytes
+    # A refusal alone takes a stream, and reads nothing of it.
+    request = requests if handler.request_streaming else await _read(handler, context)
+    if not handler.response_streaming:
+        await context.write(write(await behaviour(request, context)))
+        return
+    async with aclosing(behaviour(request, context)) as messages:
+        async for message in messages:
+            await context.write(write(message))
+
+
+async def _read(handler: Any, context: Context) -> Any:  # noqa: ANN401
+    raw = await context.read()
+    if raw is grpc.aio.EOF:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+    return raw if handler.request_deserializer is None else handler.request_deserializer(raw)
