@@ -181,8 +181,7 @@ async def _listening(
     )
     known = models.ModelService(catalog, runtime, clock, keeper=keeper, downloads=downloads)
     figures = status.StatusService(catalog, runtime, clock, allowances=allowances, keeper=keeper)
-    servicers = (streams, known, figures)
-    for service, servicer in zip(_SERVICES, servicers, strict=True):
+    for service, servicer in zip(_SERVICES, (streams, known, figures), strict=True):
         add_service(server, service, servicer)
     gateway = None if settings.http is None else Gateway(settings)
     doors: list[_Door] = [server]

@@ -109,7 +109,11 @@ class TrustInterceptor(grpc.aio.ServerInterceptor):
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
 
 
-async def _answer(handler: Any, requests: AsyncIterator[bytes], context: Context) -> None:  # noqa: ANN401
+async def _answer(
+    handler: Any,  # noqa: ANN401
+    requests: AsyncIterator[bytes],
+    context: Context,
+) -> None:
     """Do what gRPC would have done with the handler of a method that takes one request."""
     taking = "stream" if handler.request_streaming else "unary"
     behaviour = getattr(handler, f"{taking}_{'stream' if handler.response_streaming else 'unary'}")
