@@ -8,7 +8,7 @@ every other range is the server's to check.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypedDict, TypeVar, Unpack
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -97,6 +97,17 @@ def spell(kind: type[_M], *others: FieldViolation, **values: object) -> _M:
     return kind(**{name: write_field(value, wires[name]) for name, value in values.items()})
 
 
+def check_options(kind: type, options: Mapping[str, object]) -> None:
+    """Refuse what a call has no option for, as Python refuses an argument; a field may have it.
+
+    Raises:
+        TypeError: names the first.
+    """
+    unknown = [name for name in options if name not in kind.__annotations__]
+    if unknown:
+        raise TypeError(f"unexpected option {unknown[0]!r}")
+
+
 def generate_to_pb(
     prompt: Prompt, **options: Unpack[GenerateOptions]
 ) -> inference_pb2.GenerateRequest:
@@ -104,7 +115,9 @@ def generate_to_pb(
 
     Raises:
         InvalidRequest: a number, or half a character, that its field cannot carry.
+        TypeError: there is no such option.
     """
+    check_options(GenerateOptions, options)
     wanted, depth = options.pop("response_format", None), options.pop("speculation_depth", None)
     logprobs, resume = options.pop("logprobs", None), options.pop("resume", ())
     keep_alive_s = options.pop("keep_alive_s", None)

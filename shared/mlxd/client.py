@@ -196,6 +196,7 @@ class Client(Connection):
         Raises:
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
         """
+        _wire.check_options(_wire.EmbedOptions, options)
         request = spell(inference_pb2.EmbedRequest, texts=texts, **options)
         pb = await answer_of(InferenceServiceStub(self._opened).Embed(request, timeout=timeout_s))
         vectors = tuple(tuple(vector.values) for vector in pb.embeddings)
@@ -228,6 +229,7 @@ class Client(Connection):
             InvalidRequest: a value that the wire cannot carry, or that the server refuses.
             NoChatTemplate: `reranking` with a model without a template.
         """
+        _wire.check_options(_wire.ScoreOptions, options)
         request = spell(score_pb2.ScoreRequest, texts=texts, **options)
         pb = await answer_of(InferenceServiceStub(self._opened).Score(request, timeout=timeout_s))
         scores = iter([read(Score, each) for each in pb.scores])

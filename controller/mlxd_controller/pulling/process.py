@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Mapping
@@ -27,6 +28,8 @@ from mlxd_shared.ops.logs import get_logger
 MODULE = "mlxd_controller.pulling"
 COMMAND = (sys.executable, "-P", "-m", MODULE)
 """Without the current folder in front of the path, where anybody's modules may lie."""
+_SECRETS = re.compile(r"(?<=[\w/.-])\?[^\s'\">]+|\bhf_[A-Za-z0-9]{8,}")
+"""What signs a storage's URL, which the hub's library writes whole, and the hub's tokens."""
 _log = get_logger("pulling")
 
 
@@ -97,4 +100,9 @@ async def _log_output(output: PipeReader) -> None:
     cutter = LineCutter()
     while chunk := await output.stream.read(READ_LIMIT_BYTES):
         for line in cutter.feed(chunk):
-            _log.info("a download says", line=line)
+            _log.info("a download says", line=hide_secrets(line))
+
+
+def hide_secrets(line: str) -> str:
+    """Return a line of the hub's library without what opens its files to whoever reads the log."""
+    return _SECRETS.sub("…", line)

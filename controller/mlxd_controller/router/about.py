@@ -104,14 +104,19 @@ def zip_tokenizer(path: Path) -> bytes:
     return archive.getvalue()
 
 
-def chunks_of(archive: bytes) -> Iterator[Message]:
-    """Yield an archive in parts; the last one has the digest of the whole."""
+def digest_of(archive: bytes) -> str:
+    """Return the digest of a whole archive, which takes a while."""
+    return hashlib.sha256(archive).hexdigest()
+
+
+def chunks_of(archive: bytes, digest: str) -> Iterator[Message]:
+    """Yield an archive in parts; the last one has its digest."""
     step = config.ROUTER_TOKENIZER_CHUNK_BYTES
     for begin in range(0, len(archive), step):
         is_last = begin + step >= len(archive)
         yield common_pb2.GetTokenizerChunk(
             data=archive[begin : begin + step],
-            sha256=hashlib.sha256(archive).hexdigest() if is_last else "",
+            sha256=digest if is_last else "",
         )
 
 

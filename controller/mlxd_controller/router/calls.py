@@ -68,7 +68,10 @@ class Calls:
                 if call.aborted:
                     yield None
             finally:
-                reading.cancel()
+                if not call.aborted:
+                    reading.cancel()
+                while not arrived.empty():  # it may wait to say that it was aborted
+                    arrived.get_nowait()
                 await asyncio.gather(reading, return_exceptions=True)
 
     async def ask(self, request_id: str, question: Coroutine[Any, Any, _T]) -> _T:

@@ -22,7 +22,7 @@ from google.protobuf.message import Message
 from smg_grpc_proto import vllm_engine_pb2 as pb
 
 from mlxd.v1 import inference_pb2, model_pb2, types_pb2
-from mlxd_controller.router.about import chunks_of, info_to_pb, zip_tokenizer
+from mlxd_controller.router.about import chunks_of, digest_of, info_to_pb, zip_tokenizer
 from mlxd_controller.router.answering import Answers
 from mlxd_controller.router.asking import check_rank, generate_of
 from mlxd_controller.router.calls import Calls
@@ -138,7 +138,8 @@ class Engine:
         self._tokenizers.enter()
         try:
             archive = await asyncio.to_thread(zip_tokenizer, Path(model.path))
-            for chunk in chunks_of(archive):
+            digest = await asyncio.to_thread(digest_of, archive)
+            for chunk in chunks_of(archive, digest):
                 yield chunk
         finally:
             self._tokenizers.leave()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections.abc import AsyncIterator, Iterable
+from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 from urllib.parse import unquote
@@ -17,7 +18,7 @@ import grpc
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.security.bearer import Refusals
 from mlxd_shared.security.net import Address
-from mlxd_shared.wire.interceptors import Context, Continuation, Handler, rewrap
+from mlxd_shared.wire.interceptors import Context, Continuation, Handler
 
 Network: TypeAlias = ipaddress.IPv4Network | ipaddress.IPv6Network
 REFUSAL = "this door is for the networks that its operator trusts"
@@ -76,7 +77,12 @@ class Trust:
 
 
 class TrustInterceptor(grpc.aio.ServerInterceptor):
-    """Lets trusted callers through. To be the first of a server's interceptors."""
+    """Lets trusted callers through. To be the first of a server's interceptors.
+
+    Who calls is known to a method's handler alone, before which gRPC reads the request. So the
+    handler is one of a stream, which reads for itself, and asks the other interceptors only for
+    those who are let through: nobody else takes a place or sends what is kept.
+    """
 
     def __init__(self, trust: Trust) -> None:
         """Let those through whom `trust` allows."""
@@ -86,29 +92,44 @@ class TrustInterceptor(grpc.aio.ServerInterceptor):
     async def intercept_service(
         self, continuation: Continuation, handler_call_details: grpc.HandlerCallDetails
     ) -> Handler | None:
-        """Wrap the method's handler: only there it is known who calls."""
-        handler: Any = await continuation(handler_call_details)
-        if handler is None:
-            return None
-        wrap = self._stream if handler.response_streaming else self._unary
-        return rewrap(handler, wrap, request_deserializer=handler.request_deserializer)
+        """Return a handler that serves any kind of method, once it knows who calls."""
 
-    def _unary(self, behaviour: Any) -> Any:  # noqa: ANN401
-        async def answer(request: Any, context: Context) -> Any:  # noqa: ANN401
+        async def serve(requests: AsyncIterator[bytes], context: Context) -> None:
             await self._check(context)
-            return await behaviour(request, context)
+            handler = await continuation(handler_call_details)
+            if handler is None:
+                await context.abort(grpc.StatusCode.UNIMPLEMENTED, "there is no such method")
+            await _answer(handler, requests, context)
 
-        return answer
-
-    def _stream(self, behaviour: Any) -> Any:  # noqa: ANN401
-        async def answer(request: Any, context: Context) -> AsyncIterator[Any]:  # noqa: ANN401
-            await self._check(context)
-            async for message in behaviour(request, context):
-                yield message
-
-        return answer
+        return grpc.stream_stream_rpc_method_handler(serve)
 
     async def _check(self, context: Context) -> None:
         if not self._trust.allows(context.peer()):
             self._refusals.note(context.peer())
             await context.abort(grpc.StatusCode.PERMISSION_DENIED, REFUSAL)
+
+
+async def _answer(
+    handler: Any,  # noqa: ANN401
+    requests: AsyncIterator[bytes],
+    context: Context,
+) -> None:
+    """Do what gRPC would have done with the handler of a method that takes one request."""
+    taking = "stream" if handler.request_streaming else "unary"
+    behaviour = getattr(handler, f"{taking}_{'stream' if handler.response_streaming else 'unary'}")
+    write = handler.response_serializer or bytes
+    # A refusal alone takes a stream, and reads nothing of it.
+    request = requests if handler.request_streaming else await _read(handler, context)
+    if not handler.response_streaming:
+        await context.write(write(await behaviour(request, context)))
+        return
+    async with aclosing(behaviour(request, context)) as messages:
+        async for message in messages:
+            await context.write(write(message))
+
+
+async def _read(handler: Any, context: Context) -> Any:  # noqa: ANN401
+    raw = await context.read()
+    if raw is grpc.aio.EOF:
+        await context.abort(grpc.StatusCode.INVALID_ARGUMENT, "the call has no request")
+    return raw if handler.request_deserializer is None else handler.request_deserializer(raw)

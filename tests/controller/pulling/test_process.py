@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 
 from mlxd_controller.launcher.child import Pipe, start
 from mlxd_controller.pulling import talk
-from mlxd_controller.pulling.process import COMMAND, MODULE, fetch
+from mlxd_controller.pulling.process import COMMAND, MODULE, fetch, hide_secrets
 from mlxd_controller.pulling.wanted import Wanted
 from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.errors import (
@@ -219,3 +219,20 @@ def test_what_processes_say_to_each_other_comes_back() -> None:
         assert (type(back), vars(back)) == (type(error), vars(error))
         assert line.count(b"\n") == 1
     assert json.loads(talk.write_step(step))["step"]["phase"] == "verifying"
+
+
+LINES = [
+    (
+        "Error while downloading from https://a.b/c/d.e?Signature=x%2Fy~&Key-Pair-Id=1: cut off",
+        "Error while downloading from https://a.b/c/d.e… cut off",
+    ),
+    ("GET 'https://a.b/?X-Amz-Signature=1' failed", "GET 'https://a.b/…' failed"),
+    ("Bearer hf_AbCdEf123 was refused", "Bearer … was refused"),
+    ("What now? Try again. hf_xet is missing?", "What now? Try again. hf_xet is missing?"),
+]
+
+
+@pytest.mark.parametrize(("line", "logged"), LINES)
+def test_what_opens_files_is_not_logged(line: str, logged: str) -> None:
+    """A signed URL or a token would serve whoever reads the log."""
+    assert hide_secrets(line) == logged

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from mlxd.v1 import types_pb2
-from mlxd_controller.router.about import chunks_of, info_to_pb, zip_tokenizer
+from mlxd_controller.router.about import chunks_of, digest_of, info_to_pb, zip_tokenizer
 from mlxd_controller.store.shelves import demo_model
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel
@@ -63,7 +63,8 @@ def test_the_tokenizer_s_path_is_nowhere() -> None:
 def test_a_tokenizer_comes_in_parts_under_one_digest() -> None:
     """The last part alone has it; the parts together are the files, and equal each time."""
     archive = zip_tokenizer(demo_model())
-    chunks: list[Any] = list(chunks_of(archive * (1 + 2 * config.MIB // len(archive))))
+    large = archive * (1 + 2 * config.MIB // len(archive))
+    chunks: list[Any] = list(chunks_of(large, digest_of(large)))
     whole = b"".join(chunk.data for chunk in chunks)
 
     assert len(chunks) > 1

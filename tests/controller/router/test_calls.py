@@ -79,6 +79,20 @@ async def test_a_reader_that_leaves_takes_the_stream_along() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_reader_that_leaves_as_its_call_is_aborted_is_let_go() -> None:
+    """Though a message that nobody takes is in the way of the end: routers do both at once."""
+    calls, frames = Calls(), Frames(b"a", b"b", b"c", b"d")
+    async with asyncio.timeout(20), aclosing(calls.read("r", frames.run())) as reading:
+        assert await anext(reading) == b"a"
+        for _ in range(4):  # until the next message is there
+            await asyncio.sleep(0)
+        calls.abort(["r"])
+
+    assert frames.closed.is_set()
+    assert calls.active == 0
+
+
+@pytest.mark.asyncio
 async def test_an_error_reaches_the_reader_behind_what_came_before() -> None:
     """As it was raised; the call is over then."""
     calls, error = Calls(), QueueFull("streams", 1, 1.0)

@@ -13,6 +13,8 @@ from mlxd_controller.router.trust import Trust, TrustInterceptor
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.health import Health
+from mlxd_shared.wire.admission import AdmissionInterceptor
+from mlxd_shared.wire.interceptors import ErrorInterceptor
 from mlxd_shared.wire.status import RemoteError
 from tests.support.calls import error_of
 
@@ -76,7 +78,7 @@ def test_what_is_no_network_is_refused(text: str) -> None:
 
 @pytest.mark.asyncio
 async def test_a_stranger_reaches_no_method(tmp_path: Path) -> None:
-    """Neither kind: over a Unix socket nobody's network is known. What is unknown stays so."""
+    """Neither kind, nor one that is not there: over a Unix socket nobody's network is known."""
     server = grpc.aio.server(interceptors=[TrustInterceptor(Trust())])
     health_pb2_grpc.add_HealthServicer_to_server(Health(), server)
     server.add_insecure_port(f"unix:{tmp_path}/s")
@@ -90,5 +92,46 @@ async def test_a_stranger_reaches_no_method(tmp_path: Path) -> None:
         unknown: Any = channel.unary_unary("/a.B/C")
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await unknown(b"")
+        assert caught.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    await server.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_a_stranger_is_refused_before_sending_anything(tmp_path: Path) -> None:
+    """So calls that are opened and left take no places from those who may call."""
+    places = AdmissionInterceptor(0, asks=lambda _: False)
+    server = grpc.aio.server(interceptors=[TrustInterceptor(Trust()), places])
+    health_pb2_grpc.add_HealthServicer_to_server(Health(), server)
+    server.add_insecure_port(f"unix:{tmp_path}/s")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"unix:{tmp_path}/s") as channel:
+        opening: Any = channel.stream_stream("/grpc.health.v1.Health/Check")
+        assert await opening(timeout=20.0).code() is grpc.StatusCode.PERMISSION_DENIED
+    await server.stop(0)
+
+
+@pytest.mark.asyncio
+async def test_who_is_trusted_is_served_as_without_the_door() -> None:
+    """Answers, streams and errors alike; a call without a request is refused, not kept waiting."""
+    health = Health()
+    server = grpc.aio.server(interceptors=[TrustInterceptor(Trust()), ErrorInterceptor()])
+    health_pb2_grpc.add_HealthServicer_to_server(health, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}") as channel:
+        stub: Any = health_pb2_grpc.HealthStub(channel)
+        own, unknown = health_pb2.HealthCheckRequest(), health_pb2.HealthCheckRequest(service="x")
+        served = await stub.Check(own)
+        assert (await anext(aiter(stub.Watch(own)))) == served
+        error = await error_of(stub.Check(unknown))
+        assert isinstance(error, RemoteError)
+        assert error.code is grpc.StatusCode.NOT_FOUND
+        empty: Any = channel.stream_stream("/grpc.health.v1.Health/Check")
+        call = empty(timeout=20.0)
+        await call.done_writing()
+        assert await call.code() is grpc.StatusCode.INVALID_ARGUMENT
+        method: Any = channel.unary_unary("/a.B/C")
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await method(b"")
         assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
     await server.stop(0)

@@ -170,3 +170,21 @@ async def test_an_interval_that_is_none_is_refused_by_field(interval_s: float) -
     async with serving(Answers()) as fake, Client(fake.address) as client:
         with pytest.raises(InvalidRequest, match="interval"):
             client.watch_status(interval_s=interval_s)
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(
+    ("method", "option"), [("generate", "text"), ("embed", "texts_"), ("scores", "logprobs")]
+)
+async def test_an_option_that_there_is_not_is_an_error_of_type(method: str, option: str) -> None:
+    """As of every Python function, also where the wire's message has a field of that name."""
+
+    async def call(client: Any) -> None:
+        options: dict[str, Any] = {option: "x"}
+        result = getattr(client, method)(("x",), **options)
+        if inspect.isawaitable(result):
+            await result
+
+    async with Client("127.0.0.1:1") as client:
+        with pytest.raises(TypeError, match=option):
+            await call(client)

@@ -148,7 +148,7 @@ def describe_pulled(pulled: PulledModel) -> str:
     """Return what was pulled, for people."""
     size = format_bytes(pulled.nbytes)
     what = f"{pulled.commit[:12]}: {pulled.files} files, {size}"
-    return f"{pulled.name} is {what}, in {pulled.path}"
+    return escape_line(f"{pulled.name} is {what}, in {pulled.path}")  # another machine's words
 
 
 def wants_pull(error: ModelNotFound) -> bool:

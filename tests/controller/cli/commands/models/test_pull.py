@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 
 from mlxd.v1 import model_pb2
+from mlxd_controller.cli.commands.models.pull import describe_pulled
 from mlxd_shared.domain.errors import ExtraMissing, HubDenied, HubUnavailable, ModelNotFound
+from mlxd_shared.domain.pulls import PulledModel
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support import hub_server
@@ -132,3 +134,11 @@ async def test_a_refusal_of_the_server_is_the_end(error: Any, code: int, tmp_pat
         done = await mlxd("pull", "o/m", MLXD_ADDRESS=fake.address)
     assert (done.code, done.out) == (code, "")
     assert error.describe() in done.err
+
+
+def test_what_a_server_has_pulled_steers_no_terminal() -> None:
+    """Name and path are another machine's words."""
+    pulled = PulledModel("o/m", "o/m", "main", "0" * 40, "/c\x1b[2J\n", "", 1, 1)
+    said = describe_pulled(pulled)
+    assert said.isprintable()
+    assert said.endswith(r"/c\x1b[2J\x0a")
