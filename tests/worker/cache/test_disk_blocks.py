@@ -53,7 +53,7 @@ def through_a_file(part: Part, tensors: tuple[Tensor, ...]) -> Block:
     tokens = bytes(4 * BLOCK_TOKENS)
     block = Block(b"f" * 32, b"b" * 32, tokens, DEPTH, part, tensors)
     raw = b"".join(bytes(piece) for piece in encode(block))
-    return decode(memoryview(raw), form_name=b"f" * 32, wanted=block.id)
+    return decode(memoryview(raw), form_digits=(b"f" * 32).hex(), wanted=block.id)
 
 
 def owned_by(held: Pair, start: int) -> dict[Kind, Snapshot]:
