@@ -41,7 +41,7 @@ class Rows:
         assert snapshot is not None
         return snapshot
 
-    def held(self, row: RowId, start: int, stop: int) -> set[float]:
+    def read(self, row: RowId, start: int, stop: int) -> set[float]:
         """Return what numbers a row's layers hold in [start, stop)."""
         place = self.caches.table.place(row)
         return numbers([layer.read(place, start, stop) for layer in self.layers])
@@ -58,17 +58,17 @@ def test_no_more_is_put_than_the_row_stands_at(*, owned: bool) -> None:
     """What it overwrites of the row's own is copied out before; what lies beyond stays lazy."""
     rows = Rows()
     before, beyond = rows.keep(OURS), rows.keep(OURS, TARGET)
-    given = rows.keep(THEIRS)
+    source = rows.keep(THEIRS)
     if owned:
-        rows.contents.book.copy_out([given])
-    assert rows.contents.restore(OURS, [given], TARGET)
+        rows.contents.book.copy_out([source])
+    assert rows.contents.restore(OURS, [source], TARGET)
 
     assert rows.contents.offset(OURS) == TARGET
-    assert rows.held(OURS, 0, TARGET) == {float(THEIRS)}
-    assert rows.held(OURS, TARGET, TOKENS) == {float(OURS)}
-    assert rows.held(THEIRS, 0, TOKENS) == {float(THEIRS)}
-    assert (before.lazy, beyond.lazy, given.lazy) == (False, True, not owned)
-    for snapshot, row in ((before, OURS), (beyond, OURS), (given, THEIRS)):
+    assert rows.read(OURS, 0, TARGET) == {float(THEIRS)}
+    assert rows.read(OURS, TARGET, TOKENS) == {float(OURS)}
+    assert rows.read(THEIRS, 0, TOKENS) == {float(THEIRS)}
+    assert (before.lazy, beyond.lazy, source.lazy) == (False, True, not owned)
+    for snapshot, row in ((before, OURS), (beyond, OURS), (source, THEIRS)):
         assert numbers(snapshot.read()) == {float(row)}
         snapshot.close()
 
@@ -84,8 +84,8 @@ def test_what_a_row_has_itself_is_not_put() -> None:
     assert theirs is not None
     assert rows.contents.restore(OURS, [first, theirs], TARGET)
 
-    assert rows.held(OURS, 0, TARGET // 2) == {float(OURS)}
-    assert rows.held(OURS, TARGET // 2, TARGET) == {float(THEIRS)}
+    assert rows.read(OURS, 0, TARGET // 2) == {float(OURS)}
+    assert rows.read(OURS, TARGET // 2, TARGET) == {float(THEIRS)}
     assert (first.lazy, cut.lazy) == (True, False)
     assert numbers(cut.read()) == {float(OURS)}
     for snapshot in (first, cut, theirs, others):
