@@ -1,8 +1,8 @@
 """The README's commands, run by a shell in their order and as they are printed.
 
 What differs is what a test must not share: the ports, and the hub, which is on loopback and has a
-tiny model under the name that is printed. Set-up is done by who runs the tests; `make`, the proof
-of the engine and the bench are stages and tests of their own.
+tiny model under the name that is printed. An agent is a stand-in, and the bench is a short one.
+Set-up, `make demo` and `make test` are what `.ci/run` does before and around this test.
 """
 
 from __future__ import annotations
@@ -27,9 +27,10 @@ from tests.support.tiny_model import write_tiny_model
 
 ROOT = Path(__file__).parents[2]
 GRPC, HTTP = "127.0.0.1:8555", "127.0.0.1:8556"
-ELSEWHERE = ("python3 -m venv", "pip install", "make ", "mlxd doctor", "mlxd bench", "mlxd launch",
-             "grpcurl")  # fmt: skip
-"""Set-up, and what has a test of its own."""
+ELSEWHERE = ("python3 -m venv", "pip install", "make ")
+"""What has been run where this test runs."""
+AGENT = 'printf "%s" "$ANTHROPIC_BASE_URL $ANTHROPIC_MODEL" > "{written}"'
+"""What stands in for an agent: it writes down where it was sent."""
 PROGRAMS = 2
 """By the SDK of OpenAI, and by mlxd's own client."""
 PULLED = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -53,8 +54,12 @@ def python_blocks(text: str) -> list[str]:
     return re.findall(r"```python\n(.*?)```", text, flags=re.DOTALL)
 
 
-def more_of(command: str) -> str:
-    """What a test says besides: a message, where a reader would chat, and a bound."""
+def more_of(command: str, http: str) -> str:
+    """What a test says besides: a message, where a reader would chat, and bounds."""
+    if command.startswith("mlxd launch"):
+        return f" --url http://{http}"
+    if command.startswith("mlxd bench"):
+        return " --prompt 16 --tokens 8 --runs 1"
     if not command.startswith("mlxd run"):
         return ""
     return " --max-tokens 5" if command.endswith('"') else " 'Once' --max-tokens 5"
@@ -66,6 +71,13 @@ def hub_with(name: str, folder: Path) -> Iterator[FakeHub]:
     files = {path.name: path.read_bytes() for path in folder.iterdir()}
     with serving(FakeHub({name: Repository(commit_of("1"), files)})) as hub:
         yield hub
+
+
+def write_agent(path: Path, written: Path) -> None:
+    """Write a program that stands in for an agent."""
+    path.parent.mkdir()
+    path.write_text(f"#!/bin/sh\n{AGENT.format(written=written)}\n")
+    path.chmod(0o755)
 
 
 async def run_shell(script: str, environment: dict[str, str]) -> str:
@@ -86,9 +98,11 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
     commands = console_commands(readme())
     assert [line for line in commands if line.startswith(ELSEWHERE)] != commands
     tiny = write_template(write_tiny_model(tmp_path / "tiny"))
+    written = tmp_path / "written"
+    write_agent(tmp_path / "bin" / "claude", written)
     with hub_with(PULLED, tiny) as hub, own_port() as grpc, own_port() as http:
         environment = clean_environment() | {
-            "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+            "PATH": f"{tmp_path}/bin:{Path(sys.executable).parent}:{os.environ['PATH']}",
             "HF_ENDPOINT": hub.endpoint,
             "MLXD_HUB_CACHE": str(tmp_path / "hub"),
             "MLXD_ADDRESS": grpc,
@@ -105,7 +119,8 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
             for command in commands:
                 if command.startswith(ELSEWHERE):
                     continue
-                said[command] = await run_shell(here(command) + more_of(command), environment)
+                line = here(command).replace("MODEL", "demo") + more_of(command, http)
+                said[command] = await run_shell(line, environment)
             stories = []
             for program in python_blocks(readme()):
                 (tmp_path / "call.py").write_text(here(program))
@@ -114,6 +129,7 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
             pid = "mlxd status --json | python -c 'import json,sys; print(json.load(sys.stdin)"
             await run_shell(f"""kill "$({pid}["pid"])')" """, environment)
 
+    assert written.read_text() == f"http://{http} demo"
     served = next(out for line, out in said.items() if line.startswith("mlxd serve"))
     assert f"mlxd listens on {grpc}" in served
     assert f"http://{http}" in served

@@ -44,7 +44,8 @@ async def test_findings_about_this_device_are_heeded(tmp_path: Path) -> None:
 
     assert off == OFF
     assert not SWITCHES.is_on(FastPath.LANES)
-    assert [(line["event"], line["path"]) for line in lines] == [("a fast path is off", "lanes")]
+    words = [(line["event"], line["path"]) for line in lines if "path" in line]
+    assert words == [("a fast path is off", "lanes")]
 
 
 @pytest.mark.asyncio
@@ -56,5 +57,7 @@ async def test_findings_that_cannot_be_read_switch_nothing_off(tmp_path: Path) -
         with capture_logs() as lines:
             assert await switch_off(running.engine, tmp_path / FINDINGS_FILE, backend) == {}
 
-    assert [line["event"] for line in lines] == ["findings cannot be read"]
+    # The engine may also speak of arrays that other tests of this process have left.
+    words = [line["event"] for line in lines if "findings" in line["event"]]
+    assert words == ["findings cannot be read"]
     assert all(SWITCHES.is_on(path) for path in FastPath)
