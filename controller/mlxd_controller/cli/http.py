@@ -9,11 +9,12 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
+from mlxd_controller.cli.router import FLAG as ROUTER_FLAG
 from mlxd_shared import config
 
 PANEL = "HTTP"
 FLAG = "--http"
-ALONE = {FLAG: config.DEFAULT_HTTP_ADDRESS, "--router": config.DEFAULT_ROUTER_ADDRESS}
+ALONE = {FLAG: config.DEFAULT_HTTP_ADDRESS, ROUTER_FLAG: config.DEFAULT_ROUTER_ADDRESS}
 """The flags of `mlxd serve` that may stand without an address, and the one that they mean then."""
 _REST = "mlxd.rest_of_line"
 Origins = Annotated[

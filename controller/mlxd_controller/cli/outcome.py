@@ -21,6 +21,10 @@ from mlxd_shared.ops.terminal import escape
 from mlxd_shared.wire.status import RemoteError
 
 NO_FLAGS: Mapping[str, str] = MappingProxyType({})
+_NOBODY = ("Connection refused", "No such file or directory")
+"""The system's words in gRPC's message where nobody has the port or the socket."""
+_HUNG_UP = ("Socket closed", "Connection reset")
+"""Its words where somebody has, and ends the connection at once."""
 _PARAMETERS = {
     "choices": "choice",
     "continuations": "continuation",
@@ -206,10 +210,9 @@ def is_unreachable(error: e.MlxdError) -> bool:
 
 
 def nobody_listens(error: e.MlxdError) -> bool:
-    """Return whether no server is there, rather than one that cannot be talked to like this."""
-    refusals = ("handshake failed", "Socket closed")
+    """Return whether no server is there, not one that hangs up, or goes while it is asked."""
     message = error.message if isinstance(error, RemoteError) else ""
-    return is_unreachable(error) and not any(refusal in message for refusal in refusals)
+    return is_unreachable(error) and any(word in message for word in _NOBODY)
 
 
 def _unreachable(address: str, message: str) -> str:
@@ -219,7 +222,7 @@ def _unreachable(address: str, message: str) -> str:
             f"no TLS with what listens at {address}: it serves without TLS (then leave --tls-ca"
             " out), or others than --tls-ca signed its certificate"
         )
-    if "failed to connect" in message and "Socket closed" in message:
+    if "failed to connect" in message and any(word in message for word in _HUNG_UP):
         return (
             f"what listens at {address} hangs up: a server with TLS needs --tls-ca, and --tls-cert"
             " where it asks for one"

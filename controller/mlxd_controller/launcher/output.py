@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import codecs
 import json
+from collections.abc import AsyncIterator
 
 from structlog.typing import FilteringBoundLogger
 
@@ -57,16 +58,19 @@ class Output:
 
     async def follow(self, stream: asyncio.StreamReader) -> None:
         """Forward every line until the stream ends."""
-        cutter = LineCutter()
-        while chunk := await stream.read(READ_CHUNK_BYTES):
-            self._keep(cutter.feed(chunk))
-        self._keep(cutter.feed(b"", final=True))
+        async for line in lines_of(stream):
+            self._lines.add(line)
+            forward(self._log, line)
 
-    def _keep(self, lines: list[str]) -> None:
-        for line in lines:
-            if line:
-                self._lines.add(line)
-                forward(self._log, line)
+
+async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[str]:
+    """Yield every line that is not empty until the stream ends, the last one whole or not."""
+    cutter = LineCutter()
+    while chunk := await stream.read(READ_CHUNK_BYTES):
+        for line in filter(None, cutter.feed(chunk)):
+            yield line
+    for line in filter(None, cutter.feed(b"", final=True)):
+        yield line
 
 
 def forward(log: FilteringBoundLogger, line: str) -> None:

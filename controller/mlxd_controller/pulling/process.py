@@ -14,8 +14,8 @@ import sys
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack, closing
 
-from mlxd_controller.launcher.child import READ_LIMIT_BYTES, Pipe, PipeReader, start
-from mlxd_controller.launcher.output import LineCutter
+from mlxd_controller.launcher.child import Pipe, PipeReader, start
+from mlxd_controller.launcher.output import lines_of
 from mlxd_controller.pulling import talk
 from mlxd_controller.pulling.leftovers import drop_leftovers
 from mlxd_controller.pulling.wanted import Wanted
@@ -97,10 +97,8 @@ async def _hear(reports: PipeReader, report: Callable[[PullProgress], None]) -> 
 
 async def _log_output(output: PipeReader) -> None:
     """Write what a process prints, a library's warnings for one, into the log."""
-    cutter = LineCutter()
-    while chunk := await output.stream.read(READ_LIMIT_BYTES):
-        for line in cutter.feed(chunk):
-            _log.info("a download says", line=hide_secrets(line))
+    async for line in lines_of(output.stream):
+        _log.info("a download says", line=hide_secrets(line))
 
 
 def hide_secrets(line: str) -> str:

@@ -17,9 +17,7 @@ from google.protobuf.message import Message
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
-
-INT32_MAX: Final = (1 << 31) - 1
-SEEDS: Final = 1 << 64
+from mlxd_shared.domain.requests import INT32, SEEDS
 
 WITHOUT_EFFECT: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -144,8 +142,8 @@ def _constrain(made: inference_pb2.ResponseFormat, params: Any) -> None:  # noqa
 
 
 def _at_most(value: int, name: str) -> int:
-    if value > INT32_MAX:
-        raise InvalidRequest.of(f"sampling_params.{name}", f"{value} is above {INT32_MAX}")
+    if value > INT32[1]:
+        raise InvalidRequest.of(f"sampling_params.{name}", f"{value} is above {INT32[1]}")
     return value
 
 

@@ -185,10 +185,9 @@ class Engine:
         own = [worker for worker in workers.live() if worker.digest == ref.digest]
         await workers.refresh(own, wait_s=config.STATUS_WAIT_S, recent_s=config.STATUS_RECENT_S)
         now_s = self._services.clock.now_s()
-        reports = [(each.figures, each.figures_s) for each in own if each.figures is not None]
-        ages_s = [max(0.0, now_s - since_s) + (each.age_s or 0.0) for each, since_s in reports]
-        figures = [each for each, _ in reports]
-        return load_of(figures, calls=self._calls.active, age_s=max(ages_s, default=0.0))
+        figures = [each.figures for each in own if each.figures is not None]
+        age_s = max((each.figures_age_s(now_s) for each in own), default=0.0)
+        return load_of(figures, calls=self._calls.active, age_s=age_s)
 
     async def _embed(self, request: _Request, context: Context) -> Message:
         """Embed what the ids spell.

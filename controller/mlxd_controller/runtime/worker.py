@@ -146,6 +146,15 @@ class Worker:
         self.figures, self.figures_s = figures, now_s
         self.cpu_s = max(self.cpu_s, figures.cpu_s)
 
+    def figures_age_s(self, now_s: float) -> float:
+        """Return how old the worker's figures are; 0 where it has reported none.
+
+        A busy worker reports figures of some age; they have aged further since.
+        """
+        if self.figures is None:
+            return 0.0
+        return (self.figures.age_s or 0.0) + max(0.0, now_s - self.figures_s)
+
     def note_process(self) -> None:
         """Record the system's figures of the process; a remote worker reports its own."""
         self.resident_nbytes = None

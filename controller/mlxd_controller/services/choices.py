@@ -13,8 +13,7 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from mlxd.v1 import inference_pb2
-
-_SEEDS = 1 << 64
+from mlxd_shared.domain.requests import SEEDS
 
 
 def choice_ids(request_id: str, choices: int) -> tuple[str, ...]:
@@ -35,7 +34,7 @@ def split(
             own.choice = choice
             own.request_id = request_id
             if request.sampling.HasField("seed"):
-                own.sampling.seed = (request.sampling.seed + choice) % _SEEDS
+                own.sampling.seed = (request.sampling.seed + choice) % SEEDS
         split_up.append(own)
     return split_up
 

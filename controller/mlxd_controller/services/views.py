@@ -160,8 +160,7 @@ def _figures(worker: Worker, clock: Clock) -> WorkerFigures:
     if process is not None and worker.resident_nbytes is not None:
         memory = replace(memory, resident_nbytes=worker.resident_nbytes)
     if worker.figures is not None:
-        # A busy worker reports figures of some age; they have aged further since.
-        age_s = (own.age_s or 0.0) + max(0.0, clock.now_s() - worker.figures_s)
+        age_s = worker.figures_age_s(clock.now_s())
     return replace(
         own,
         incarnation=worker.incarnation,

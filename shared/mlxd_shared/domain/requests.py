@@ -256,6 +256,8 @@ def check_range(field: str, value: float | None, low: float, high: float) -> lis
 INT32 = (-(1 << 31), (1 << 31) - 1)
 UINT32 = (0, (1 << 32) - 1)
 UINT64 = (0, (1 << 64) - 1)
+SEEDS = UINT64[1] + 1
+"""How many there are: those beyond begin anew."""
 LOGIT_BIAS_RANGE = (-100, 100)
 SAMPLING_RANGES: dict[str, tuple[float, float]] = {
     "temperature": (0, 100),

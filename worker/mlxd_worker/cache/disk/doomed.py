@@ -11,11 +11,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from mlxd_shared.blocks.chain import next_name
+from mlxd_shared.blocks.chain import names_of
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.prefix.trie_node import TOKEN_NBYTES, Key, Node
@@ -37,17 +36,10 @@ class Doomed:
 class DoomedPrompts:
     """The prompts that wait to be named. One owner: the engine thread."""
 
-    def __init__(
-        self,
-        form_name: bytes,
-        *,
-        block_tokens: int,
-        name: Callable[[bytes, bytes], bytes] = next_name,
-    ) -> None:
-        """Name blocks of so many tokens after `form_name`, each by `name` of the one before."""
+    def __init__(self, form_name: bytes, *, block_tokens: int) -> None:
+        """Name blocks of so many tokens after `form_name`, each after the one before."""
         self._form_name = form_name
-        self._block_nbytes = block_tokens * TOKEN_NBYTES
-        self._name = name
+        self._block_tokens = block_tokens
         self._waiting: dict[Node[Kind, Snapshot], Doomed] = {}
 
     def __len__(self) -> int:
@@ -67,13 +59,12 @@ class DoomedPrompts:
         if not self._waiting:
             return None
         node, doomed = next(iter(self._waiting.items()))
-        count = len(doomed.key) // self._block_nbytes
-        for _ in range(min(blocks_max, count - len(doomed.names))):
-            start = len(doomed.names) * self._block_nbytes
-            before = doomed.names[-1] if doomed.names else self._form_name
-            tokens = doomed.key[start : start + self._block_nbytes]
-            doomed.names.append(self._name(before, tokens))
-        if len(doomed.names) < count:
+        block_nbytes = self._block_tokens * TOKEN_NBYTES
+        start = len(doomed.names) * block_nbytes
+        before = doomed.names[-1] if doomed.names else self._form_name
+        some = doomed.key[start : start + blocks_max * block_nbytes]
+        doomed.names += names_of(before, some, block_tokens=self._block_tokens)
+        if len(doomed.names) < len(doomed.key) // block_nbytes:
             return None
         del self._waiting[node]
         return doomed

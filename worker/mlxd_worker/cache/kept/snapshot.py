@@ -81,7 +81,7 @@ class Snapshot:
     @property
     def nbytes(self) -> int:
         """The bytes owned: 0 while lazy and after the end."""
-        return sum(array.nbytes for state in self.layers for array in state)
+        return sum(map(_nbytes_of, self.layers))
 
     def read(self) -> tuple[LayerState, ...]:
         """Return each layer's state, in the order of the kind's layers.
@@ -314,7 +314,7 @@ class SnapshotBook:
     def _count(self, layers: tuple[LayerState, ...], sign: int) -> None:
         for state in layers:
             self._arrays += sign * len(state)
-            self._nbytes += sign * sum(array.nbytes for array in state)
+            self._nbytes += sign * _nbytes_of(state)
 
     def _forget_row(self, snapshot: Snapshot) -> None:
         if snapshot.row is None:
@@ -333,7 +333,8 @@ def _dispatch(arrays: object) -> None:
 def _take_some(layers: list[LayerState]) -> list[LayerState]:
     """Take the first layers away from a list: those copied together, each released when done.
 
-    So a second copy takes no more than `LIFTED_NBYTES`, or one layer's memory.
+    So a second copy takes no more than `LIFTED_NBYTES`, or one layer's memory, where the book
+    waits; where it does not, each is released when the device has come to it.
     """
     some = next(iter(in_parts(layers, _nbytes_of)))
     del layers[: len(some)]

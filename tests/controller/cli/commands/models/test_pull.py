@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+import socket
+import struct
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import grpc
 import pytest
 
 from mlxd.v1 import model_pb2
 from mlxd_controller.cli.commands.models.pull import describe_pulled
 from mlxd_shared.domain.errors import ExtraMissing, HubDenied, HubUnavailable, ModelNotFound
 from mlxd_shared.domain.pulls import PulledModel
+from mlxd_shared.wire.status import RemoteError
 from tests.fakes import replies
 from tests.fakes.mlxd_server import Answers, serving
 from tests.support import hub_server
@@ -107,14 +111,40 @@ async def test_a_server_elsewhere_that_does_not_answer_is_an_error(
     assert hub.requested == []
 
 
+def end_in_order(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close a connection."""
+    writer.close()
+
+
+def reset(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Close a connection as the system does for what was not read."""
+    linger = struct.pack("ii", 1, 0)
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, linger)
+    writer.transport.abort()
+
+
 @pytest.mark.asyncio
-async def test_a_server_that_hangs_up_is_an_error(hub: FakeHub, tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", [end_in_order, reset])
+async def test_a_server_that_hangs_up_is_an_error(
+    end: Callable[[asyncio.StreamReader, asyncio.StreamWriter], None], hub: FakeHub, tmp_path: Path
+) -> None:
     """Something listens that was meant: with TLS, for one, and without --tls-ca."""
-    hanging_up = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+    hanging_up = await asyncio.start_server(end, "127.0.0.1", 0)
     async with hanging_up:
         address = f"127.0.0.1:{hanging_up.sockets[0].getsockname()[1]}"
         done = await mlxd("pull", "o/m", **variables(hub, tmp_path) | {"MLXD_ADDRESS": address})
     assert (done.code, "hangs up" in done.err) == (4, True)
+    assert hub.requested == []
+
+
+@pytest.mark.asyncio
+async def test_a_server_that_goes_in_the_midst_is_an_error(hub: FakeHub, tmp_path: Path) -> None:
+    """What it had begun is in its own cache; nothing is put beside that without a word."""
+    gone = RemoteError(grpc.StatusCode.UNAVAILABLE, "Connection reset by peer")
+    async with serving(Answers(pull=[replies.pull_steps()[0], gone])) as fake:
+        where = variables(hub, tmp_path) | {"MLXD_ADDRESS": fake.address}
+        done = await mlxd("pull", "o/m", **where)
+    assert (done.code, done.out) == (4, "")
     assert hub.requested == []
 
 
