@@ -3,8 +3,8 @@
     python -m tests.bench.outliving [--parts first steps decode kinds] [--out FILE] [sizes]
 
 A real controller with a random Llama of about 100 MB, on this machine's CPU, and a prompt that
-begins with 32,000 tokens. Four parts, in this order; each writes its figures as soon as it has
-them, so that a run that is cut off still gives some:
+begins with 32,000 tokens; `--shape 8b` is for a machine with a GPU. Four parts, in this order; each
+writes its figures as soon as it has them, so that a run that is cut off still gives some:
 
 - `first`: the time to the first token, once cold (minutes on two cores: alone it is a mean over
   tens of thousands of tokens), then by turns, medians: from memory, after an unload, an eviction, a
@@ -56,8 +56,11 @@ REST_TOKENS = 40
 """Of a prompt, behind the beginning: they are evaluated each time."""
 SPARE_TOKENS = 984
 """Of the context, behind the beginning."""
-TOKEN_NBYTES: Mapping[str, int] = MappingProxyType({"small": 32 << 10, "tiny": 1 << 10})
-"""Of keys and values, in float32, of the models of `tests.bench.models`."""
+TOKEN_NBYTES: Mapping[str, int] = MappingProxyType(
+    {"small": 32 << 10, "tiny": 1 << 10, "0.6b": 56 << 10, "8b": 128 << 10}
+)
+"""Of keys and values of the models of `tests.bench.models`: in float32 on a CPU, for which the
+first two are, in bfloat16 on a GPU, for which the others are."""
 PREFIX_SPARE = 1.25
 """Memory for prompts, in such prompts: what is on disk is compared with what is in memory."""
 MODEL, OTHER = "long", "other"
