@@ -65,8 +65,8 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
 
     Raises:
         InvalidRequest: an address or a folder in the settings is wrong, or another controller has
-            the run directory, or the folder for prompts.
-        BadCredentials: a file of `settings.worker_security` cannot be used.
+            the run directory, or the folder for prompts, or what would encrypt them is missing.
+        BadCredentials: a file of `settings.worker_security` cannot be used, or the key for prompts.
         ExceptionGroup: a bug.
     """
     if settings.workers:
@@ -101,6 +101,7 @@ async def _start(
         gpu_ids={gpu.name: gpu.id for gpu in gpus},
         findings=findings_of(settings.stores),
         prefix_disk=None if keeper is None else keeper.budget.folder,
+        prefix_disk_key=None if keeper is None else keeper.budget.key_file,
     )
     try:
         async with survivors_of(

@@ -48,6 +48,8 @@ class DiskBudget:
 
     folder: Path
     nbytes: int
+    key_file: Path | None = None
+    """Has the key that they are encrypted with; None: they are in the clear."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -261,7 +261,8 @@ class MetricFamily:
 class PrefixFolder:
     """What is on disk of one model's prompts, as it was loaded in one form.
 
-    `last_use_time` is None for those of workers; `in_use`: a process has it.
+    `last_use_time` is None for those of workers; `in_use`: a process has it. `encrypted`: all of
+    its files are, or, of a worker's, all that it writes.
     """
 
     form: str
@@ -273,6 +274,7 @@ class PrefixFolder:
     blocks: int
     last_use_time: dt.datetime | None
     in_use: bool
+    encrypted: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -297,7 +299,7 @@ class DroppedPrefixes:
 class VerifiedPrefixes:
     """What a check of one folder found: files that are sound, damaged and removed, or unreadable.
 
-    `form` is the folder's name.
+    `form` is the folder's name. `locked` are encrypted with a key that was not at hand, and stay.
     """
 
     form: str
@@ -305,6 +307,7 @@ class VerifiedPrefixes:
     sound: int
     removed: int
     unread: int
+    locked: int
 
 
 @dataclass(frozen=True, slots=True)

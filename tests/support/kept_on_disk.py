@@ -6,12 +6,14 @@ import itertools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from mlxd_shared.blocks.block_file import Block
 from mlxd_shared.blocks.chain import Form, name_of_form
 from mlxd_shared.blocks.folder import BlockFolder, open_folder
+from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.blocks.store import BlockStore
 from mlxd_worker.cache.base import Kind, LayerCache
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
@@ -57,12 +59,13 @@ def make_disk(
     check: Callable[[Block], None] | None = None,
     clock: Callable[[], float] | None = None,
     open_files: OpenFiles = open_folder,
+    key: DiskKey | None = None,
     make_tier: type[BlockTier] = BlockTier,
 ) -> PrefixDisk:
     """Return what keeps blocks of `caches`' prompts in a folder.
 
     check: called for each block that is read, on the reading thread. clock: the tier's. open_files:
-    opens the folder of a form, such as one that takes nothing.
+    opens the folder of a form, such as one that takes nothing. key: what blocks are encrypted with.
     """
     shapes = shapes_of(caches)
     form = Form(digest, "F32", 512, "cpu", "mlx", describe_layers(caches.layers), BLOCK_TOKENS)
@@ -72,7 +75,9 @@ def make_disk(
             check(block)
         shapes.check(block)
 
-    form_name = name_of_form(form)
+    if key is not None:
+        open_files = partial(open_folder, key=key)
+    form_name = name_of_form(form, name_key=b"" if key is None else key.name_key)
     store = BlockStore(
         open_files(folder, form_name),
         form_name,

@@ -20,6 +20,7 @@ from mlxd_shared.domain.errors import FieldNotServed
 from mlxd_shared.security.net import CHANNEL_OPTIONS
 from tests.support import hub_server
 from tests.support.chat_template import write_bare_demo, write_template
+from tests.support.disk_keys import write_key
 from tests.support.hub_server import FakeHub, Repository
 from tests.support.made_stores import commit_of
 from tests.support.served import serve
@@ -70,12 +71,13 @@ SILENT: dict[str, str] = {}
 # compiled or switched off; a CPU has no driver's id, and the one machine no name and is not lost.
 # tests/controller/services/test_devices.py has them set. No reader of a log is slow, as one is in
 # tests/controller/services/test_logs.py. No file on disk is damaged or had to make room, as in
-# tests/controller/prefixes/test_keeper.py.
+# tests/controller/prefixes/test_keeper.py, or has another key, as in test_keys.py there.
 ZERO = {
     "mlxd.v1.PrefixDisk.evicted",
     "mlxd.v1.PrefixDisk.refused",
     "mlxd.v1.VerifyPrefixesResponse.removed",
     "mlxd.v1.VerifyPrefixesResponse.unread",
+    "mlxd.v1.VerifyPrefixesResponse.locked",
     "mlxd.v1.WorkerMemory.unaccounted_bytes",
     "mlxd.v1.UnloadResponse.mlx_active_bytes",
     "mlxd.v1.WorkerStatus.compiles",
@@ -137,7 +139,10 @@ async def made_scene(demo: Path, tmp_path_factory: pytest.TempPathFactory) -> As
     folder = tmp_path_factory.mktemp("models")
     other = write_template(write_tiny_model(folder / "other"))
     long = write_tiny_model(folder / LONG, context_max=LONG_CONTEXT)
-    kept = ("--prefix-disk", "64M", "--prefix-disk-folder", str(folder / "prefixes"))
+    kept = (
+        *("--prefix-disk", "64M", "--prefix-disk-folder", str(folder / "prefixes")),
+        *("--prefix-disk-key", str(write_key(folder / "key"))),
+    )
     more = ("--model", f"other={other}", "--model", f"{LONG}={long}", *kept)
     (folder / "hub").mkdir()
     files = {path.name: path.read_bytes() for path in write_tiny_model(folder / "p").iterdir()}

@@ -16,7 +16,7 @@ import json
 import os
 import signal
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
 
 import grpc
@@ -27,6 +27,7 @@ from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.ops.heap import keep_heap_trimmed
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.machine import this_machine
+from mlxd_shared.security.disk_key import read_disk_key
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, announce, listen, stop
@@ -37,7 +38,7 @@ from mlxd_worker.process.lifeline import Lifeline
 from mlxd_worker.process.options import Options
 from mlxd_worker.servicers.service import SERVICES, add_services, new_server
 from mlxd_worker.thread.engine_thread import EngineThread, MakeHost
-from mlxd_worker.thread.facts import LoadJob
+from mlxd_worker.thread.facts import DiskFolder, LoadJob
 from mlxd_worker.thread.switching import switch_off
 
 FLUSH_GRACE_S = 1.0
@@ -101,7 +102,7 @@ async def serve(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
-    kind, folder = backend.kind, options.prefix_disk
+    kind, folder = backend.kind, _folder_with_key(options)
     engine = EngineThread(
         device=kind, loop=loop, on_fault=on_fault, make_host=make_host, folder=folder
     )
@@ -144,6 +145,19 @@ async def serve(
         await loading
         await _stop(server, worker, health, end)
     return end.code
+
+
+def _folder_with_key(options: Options) -> DiskFolder | None:
+    """Return where prompts are kept, with what they are encrypted with.
+
+    Raises:
+        InvalidRequest, BadCredentials: there should be a key, and there is none that can be used:
+            nothing is written in the clear in its place.
+    """
+    folder, key_file = options.prefix_disk, options.prefix_disk_key
+    if folder is None or key_file is None:
+        return folder
+    return replace(folder, key=read_disk_key(key_file))
 
 
 def _listen(

@@ -20,7 +20,9 @@ from mlxd_controller.cli.configuration.values import LEFT_OUT
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.settings import DiskBudget, StorePlaces
 from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.units import format_bytes, parse_bytes
+from mlxd_shared.security.disk_key import check_usable
 
 MODELS_DIR_VARIABLE = "MLXD_MODELS_DIR"
 HUB_CACHE_VARIABLE = "MLXD_HUB_CACHE"
@@ -95,6 +97,16 @@ class KeptPrompts:
             show_default=False,
         ),
     ] = None
+    prefix_disk_key: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="Encrypt them with the key in this file: 32 random bytes, in hexadecimal digits or"
+            " base64, which only its user may read (0600). What is there in the clear is removed."
+            " Needs the extra cipher.  [default: no encryption]",
+            show_default=False,
+        ),
+    ] = None
 
     def disk_budget(self, environment: Mapping[str, str], *, attached: bool) -> DiskBudget | None:
         """Return what may be kept of prompts on disk; None: nothing.
@@ -102,7 +114,8 @@ class KeptPrompts:
         attached: workers are others' to start.
 
         Raises:
-            typer.Exit: a size is wrong, or does not go with the workers.
+            typer.Exit: a size is wrong, or does not go with the workers; or there is a key, and
+                the extra is missing that encrypts.
         """
         text = self.prefix_disk or LEFT_OUT
         if text == LEFT_OUT:
@@ -118,7 +131,14 @@ class KeptPrompts:
             usage_error(
                 "--prefix-disk applies to workers that mlxd starts; set it on those of --worker"
             )
-        return DiskBudget(prefix_folder(self.prefix_disk_folder, environment), nbytes)
+        folder = prefix_folder(self.prefix_disk_folder, environment)
+        if self.prefix_disk_key is None:
+            return DiskBudget(folder, nbytes)
+        try:
+            check_usable()
+        except InvalidRequest as error:
+            usage_error(error.describe())
+        return DiskBudget(folder, nbytes, key_file(self.prefix_disk_key))
 
 
 def models_dir_of(environment: Mapping[str, str]) -> Path | None:
@@ -138,6 +158,18 @@ def prefix_folder(path: Path | None, environment: Mapping[str, str]) -> Path:
         return (path or Path(caches) / "mlxd" / "prefixes").expanduser().absolute()
     except RuntimeError as error:
         usage_error(f"--prefix-disk-folder: {error}")
+
+
+def key_file(path: Path) -> Path:
+    """Return the file of a key as it was given, absolute, for processes that start elsewhere.
+
+    Raises:
+        typer.Exit: a user without a home has to say where it is.
+    """
+    try:
+        return path.expanduser().absolute()
+    except RuntimeError as error:
+        usage_error(f"--prefix-disk-key: {error}")
 
 
 def hub_cache_of(environment: Mapping[str, str]) -> Path | None:

@@ -37,6 +37,7 @@ SERVED_SECRETS = {
     "server's private key": "server.tls_key",
     "workers' token file": "workers.token_file",
     "workers' private key": "workers.tls_key",
+    "key of prompts on disk": "stores.prefix_disk_key",
 }
 """What a server would read, by the keys of its configuration."""
 Engine = Annotated[

@@ -88,6 +88,7 @@ class SubprocessLauncher:
         gpu_ids: Mapping[str, str] | None = None,
         findings: Path | None = None,
         prefix_disk: Path | None = None,
+        prefix_disk_key: Path | None = None,
     ) -> None:
         """Own `run_dir`, for sockets and records; None makes a temporary one.
 
@@ -95,7 +96,8 @@ class SubprocessLauncher:
         gpu_ids: the driver's ids of the devices that a worker sees alone, by device name; an id
         means the same GPU in whatever order CUDA counts them.
         findings: the file of what `mlxd doctor` found; None: workers read none. prefix_disk: where
-        they keep parts of prompts, as much as they are told to; None: nowhere.
+        they keep parts of prompts, as much as they are told to; None: nowhere. prefix_disk_key: the
+        file with the key that they encrypt them with, which each reads itself.
         """
         self._command = tuple(command)
         self._environment = own_environment() if environment is None else dict(environment)
@@ -105,6 +107,8 @@ class SubprocessLauncher:
         kept: tuple[str, ...] = ()
         if prefix_disk is not None:
             kept = ("--prefix-disk", str(prefix_disk), "--prefix-disk-size", "held")
+            if prefix_disk_key is not None:
+                kept += ("--prefix-disk-key", str(prefix_disk_key))
         self.arguments = (
             *("--orphan-grace", str(orphan_grace_s), "--log-format", "json"),
             *waiting,

@@ -11,6 +11,8 @@ Invariants:
 - Files are looked at on a thread; one round or `drop` at a time, and one folder is verified, also
   where whoever asked has left.
 - Nothing is shared out by old accounts: where the disk cannot be looked at, the next round tries.
+- Where there is a key, what is in the clear in folders of nobody's goes when it is seen. What is
+  encrypted with another key stays, and makes room like all else: the key may come back.
 """
 
 from __future__ import annotations
@@ -22,17 +24,24 @@ from dataclasses import dataclass, replace
 
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.prefixes.division import Division, Holder, Idle, divide
+from mlxd_controller.prefixes.folders import (
+    as_folder,
+    in_the_clear,
+    list_locked,
+    names_of,
+    with_disk,
+)
 from mlxd_controller.runtime.changes import Changes
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.settings import DiskBudget
 from mlxd_shared import config
-from mlxd_shared.blocks.about import About
 from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.root import Findings, FormFolder, RootFolder
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, QueueFull
 from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.domain.figures import WorkerFigures
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.disk_key import read_disk_key
 
 LOOK_AGAIN_ROUNDS = 60
 """Idle folders are looked at anew after so many rounds: others may remove what is in them."""
@@ -68,6 +77,7 @@ class Keeper:
         self._checking = asyncio.Lock()
         self._idle: dict[str, FormFolder] = {}
         self._held: frozenset[str] = frozenset()
+        self._said_locked = False
         self._rounds = 0
         self._ordered: dict[int, int] = {}
         """The last share that a worker was given, by its number."""
@@ -108,14 +118,14 @@ class Keeper:
     ) -> None:
         """Wait for a worker that no round has seen: its model may be unloaded in a moment."""
         with changes.subscribe() as news:
-            while all(worker.number in self._seen for worker in _with_disk(workers())):
+            while all(worker.number in self._seen for worker in with_disk(workers())):
                 await news.next()
 
     async def share_out(self, workers: Iterable[Worker], metrics: Metrics) -> None:
         """Do one round."""
         async with self._turn:
             everybody = tuple(workers)
-            living = _with_disk(everybody)  # their word as of now, whatever they say meanwhile
+            living = with_disk(everybody)  # their word as of now, whatever they say meanwhile
             self._count(living, metrics)
             numbers = {worker.number for worker in everybody}
             self._ordered = {n: share for n, share in self._ordered.items() if n in numbers}
@@ -127,7 +137,7 @@ class Keeper:
                     await self._take_back(worker, figures)
             if await self._look(frozenset(figures.form for figures in living.values())):
                 holders = [self._holder(worker, figures) for worker, figures in living.items()]
-                others = self._count_others(_with_disk(everybody, stopping=True))
+                others = self._count_others(with_disk(everybody, stopping=True))
                 idle = [
                     Idle(folder.form, folder.nbytes, folder.least_worth)
                     for folder in self._idle.values()
@@ -151,7 +161,7 @@ class Keeper:
 
     def accounts(self, workers: Iterable[Worker]) -> list[FormFolder]:
         """Return what is there by forms, those of workers by their own word."""
-        held = [_as_folder(worker, own) for worker, own in _with_disk(workers).items()]
+        held = [as_folder(worker, own) for worker, own in with_disk(workers).items()]
         forms = {folder.form for folder in held}
         idle = [folder for form, folder in self._idle.items() if form not in forms]
         return sorted((*held, *idle), key=lambda folder: (folder.about.model, folder.form))
@@ -167,7 +177,7 @@ class Keeper:
         """
         async with self._turn:
             dropped = Dropped()
-            for worker, figures in _with_disk(workers).items():
+            for worker, figures in with_disk(workers).items():
                 if names is not None and worker.digest not in names and worker.name not in names:
                     continue
                 before = self._ordered_before(worker, figures)
@@ -179,7 +189,7 @@ class Keeper:
             left = [] if looked else [str(self.budget.folder)]
             try:
                 for folder in list(self._idle.values()):
-                    if names is not None and names.isdisjoint(_names_of(folder)):
+                    if names is not None and names.isdisjoint(names_of(folder)):
                         continue
                     gone = 0 if folder.is_held else await self._trim(folder, 0)
                     dropped = _plus(dropped, folder.blocks if gone else 0, gone)
@@ -265,7 +275,21 @@ class Keeper:
             self._rounds = 0
             return False
         self._held = held
+        self._say_locked()
+        if self._root.key is not None:
+            for folder in in_the_clear(self._idle.values()):
+                _log.warning("removing blocks in the clear", folder=folder.form)
+                await self._trim(folder, 0)
         return True
+
+    def _say_locked(self) -> None:
+        """Say once that prompts are there that the key, or its absence, keeps from being read."""
+        key = self._root.key
+        folders = list_locked(self._idle.values(), "" if key is None else key.id.hex())
+        if folders and not self._said_locked:
+            self._said_locked = True
+            nbytes = sum(folder.nbytes for folder in folders)
+            _log.warning("blocks are locked by another key", folders=len(folders), nbytes=nbytes)
 
     async def _order(self, division: Division, living: Mapping[Worker, PrefixDiskFigures]) -> None:
         """Have the division come true."""
@@ -336,52 +360,14 @@ def open_keeper(budget: DiskBudget) -> Keeper:
     """Return the keeper of a folder, which is this controller's from now on.
 
     Raises:
-        InvalidRequest: it cannot be had; says why.
+        InvalidRequest: it cannot be had, or nothing can be encrypted; says why.
+        BadCredentials: the key's file cannot be used.
     """
+    key = None if budget.key_file is None else read_disk_key(budget.key_file)
     try:
-        return Keeper(budget, RootFolder(budget.folder))
+        return Keeper(budget, RootFolder(budget.folder, key))
     except FolderRefused as refused:
         raise InvalidRequest.of("--prefix-disk-folder", str(refused)) from refused
-
-
-def _with_disk(
-    workers: Iterable[Worker], *, stopping: bool = False
-) -> dict[Worker, PrefixDiskFigures]:
-    """Return the workers that are ready, or being stopped, and what they keep on disk."""
-    return {
-        worker: figures.prefix_disk
-        for worker in workers
-        if worker.ready_s is not None
-        and worker.stopping == stopping
-        and worker.link is not None
-        and (figures := worker.figures) is not None
-        and figures.prefix_disk is not None
-    }
-
-
-def _names_of(folder: FormFolder) -> set[str]:
-    return {folder.about.model, folder.about.digest} - {""}
-
-
-def _as_folder(worker: Worker, figures: PrefixDiskFigures) -> FormFolder:
-    own = worker.figures
-    assert own is not None, "it has spoken"
-    about = About(
-        model=worker.name,
-        digest=worker.digest,
-        weights=own.weights.value,
-        context_length=own.context_length,
-        device=own.device,
-        library=f"mlx {own.mlx_version}",
-    )
-    return FormFolder(
-        figures.form,
-        about,
-        blocks=figures.blocks,
-        nbytes=figures.nbytes,
-        least_worth=figures.least_worth,
-        is_held=True,
-    )
 
 
 def _plus(dropped: Dropped, blocks: int, nbytes: int) -> Dropped:

@@ -240,6 +240,7 @@ class ModelService:
                     sound=findings.sound,
                     removed=sum(findings.refused.values()),
                     unread=findings.unread,
+                    locked=findings.locked,
                 )
 
     async def _find_kept(self, keeper: Keeper, model: str) -> tuple[str, str]:

@@ -158,6 +158,7 @@ def _folder_to_pb(folder: FormFolder) -> status_pb2.PrefixFolder:
         blocks=folder.blocks,
         last_use_time=used,
         in_use=folder.is_held,
+        encrypted=folder.is_encrypted,
     )
 
 

@@ -503,6 +503,7 @@ class VerifyPrefixesResponse(_message.Message):
     SOUND_FIELD_NUMBER: _builtins.int
     REMOVED_FIELD_NUMBER: _builtins.int
     UNREAD_FIELD_NUMBER: _builtins.int
+    LOCKED_FIELD_NUMBER: _builtins.int
     form: _builtins.str
     """The name of the folder."""
     model: _builtins.str
@@ -512,6 +513,8 @@ class VerifyPrefixesResponse(_message.Message):
     """Files that were not, and are removed."""
     unread: _builtins.int
     """Files that the disk would not give."""
+    locked: _builtins.int
+    """Files that are encrypted with a key that the server does not have: neither checked nor removed."""
     def __init__(
         self,
         *,
@@ -520,10 +523,11 @@ class VerifyPrefixesResponse(_message.Message):
         sound: _builtins.int = ...,
         removed: _builtins.int = ...,
         unread: _builtins.int = ...,
+        locked: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "model", b"model", "removed", b"removed", "sound", b"sound", "unread", b"unread"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["form", b"form", "locked", b"locked", "model", b"model", "removed", b"removed", "sound", b"sound", "unread", b"unread"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -258,6 +258,7 @@ class PrefixFolder(_message.Message):
     BLOCKS_FIELD_NUMBER: _builtins.int
     LAST_USE_TIME_FIELD_NUMBER: _builtins.int
     IN_USE_FIELD_NUMBER: _builtins.int
+    ENCRYPTED_FIELD_NUMBER: _builtins.int
     form: _builtins.str
     """The folder's name."""
     model: _builtins.str
@@ -271,6 +272,8 @@ class PrefixFolder(_message.Message):
     """Files."""
     in_use: _builtins.bool
     """A process has it."""
+    encrypted: _builtins.bool
+    """It has files, and all of them are encrypted. Of a worker's: what it writes is."""
     @_builtins.property
     def last_use_time(self) -> _timestamp_pb2.Timestamp:
         """Absent for those of workers, which are in use."""
@@ -287,10 +290,11 @@ class PrefixFolder(_message.Message):
         blocks: _builtins.int = ...,
         last_use_time: _timestamp_pb2.Timestamp | None = ...,
         in_use: _builtins.bool = ...,
+        encrypted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["last_use_time", b"last_use_time"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "context_length", b"context_length", "form", b"form", "in_use", b"in_use", "last_use_time", b"last_use_time", "model", b"model", "model_digest", b"model_digest", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["blocks", b"blocks", "bytes", b"bytes", "context_length", b"context_length", "encrypted", b"encrypted", "form", b"form", "in_use", b"in_use", "last_use_time", b"last_use_time", "model", b"model", "model_digest", b"model_digest", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -557,6 +561,7 @@ class PrefixDisk(_message.Message):
     EVICTED_FIELD_NUMBER: _builtins.int
     REFUSED_FIELD_NUMBER: _builtins.int
     HIT_TOKENS_FIELD_NUMBER: _builtins.int
+    ENCRYPTED_FIELD_NUMBER: _builtins.int
     form: _builtins.str
     """The name of its folder."""
     bytes: _builtins.int
@@ -580,6 +585,8 @@ class PrefixDisk(_message.Message):
     """Files that were damaged, or no blocks of this model, and were removed."""
     hit_tokens: _builtins.int
     """Tokens of prompts that were read and not computed."""
+    encrypted: _builtins.bool
+    """What it writes is encrypted."""
     def __init__(
         self,
         *,
@@ -596,10 +603,11 @@ class PrefixDisk(_message.Message):
         evicted: _builtins.int = ...,
         refused: _builtins.int = ...,
         hit_tokens: _builtins.int = ...,
+        encrypted: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks", b"blocks", "budget_bytes", b"budget_bytes", "bytes", b"bytes", "evicted", b"evicted", "form", b"form", "hit_tokens", b"hit_tokens", "least_worth", b"least_worth", "read", b"read", "read_bytes", b"read_bytes", "refused", b"refused", "written", b"written", "written_bytes", b"written_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["block_bytes", b"block_bytes", "blocks", b"blocks", "budget_bytes", b"budget_bytes", "bytes", b"bytes", "encrypted", b"encrypted", "evicted", b"evicted", "form", b"form", "hit_tokens", b"hit_tokens", "least_worth", b"least_worth", "read", b"read", "read_bytes", b"read_bytes", "refused", b"refused", "written", b"written", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -35,6 +35,8 @@ class About:
     library: str = ""
     block_s: float = BLOCK_ASSUMED_S
     """Seconds that computing one block takes, as measured last."""
+    key: str = ""
+    """What names the key that its blocks are encrypted with (`DiskKey.id`); empty: they are not."""
 
 
 NOBODY = About()
@@ -61,6 +63,7 @@ def decode_about(raw: bytes) -> About:
         device=_text(stated, "device"),
         library=_text(stated, "library"),
         block_s=_seconds(stated, "block_s"),
+        key=_text(stated, "key"),
     )
 
 

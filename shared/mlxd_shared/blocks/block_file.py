@@ -3,7 +3,8 @@
 Invariants:
 - The layout is safetensors': 8 bytes of header length, a JSON header, the data. The header begins
   with the checksum, at a fixed place, which covers all other bytes of the file, so that nothing is
-  parsed or believed before it has been compared.
+  parsed or believed before it has been compared. Of a file that is encrypted the cipher's tag does
+  that, over every bit (`sealing`): its checksum is 0, and is not compared.
 - A file says which block it is: of which form, after which name, with which tokens. Its own name
   follows from that, so one that was renamed, or comes from elsewhere, is no block of this place.
 - Nothing is made before its size is known: a header has a bound, and its tensors fill the file.
@@ -59,6 +60,8 @@ class Fault(StrEnum):
     """Of another version."""
     OVERSIZED = "oversized"
     """Larger than such a block can be."""
+    LOCKED = "locked"
+    """Encrypted, with a key that is not at hand."""
 
 
 class BlockRefused(Exception):
@@ -107,13 +110,16 @@ class Block:
     """How many blocks are before it."""
     part: Part
     tensors: tuple[Tensor, ...]
+    name_key: bytes = field(default=b"", repr=False)
+    """What names are made under where files are encrypted; empty where they are not."""
     id: BlockId = field(init=False)
 
     def __post_init__(self) -> None:
         """Make the name; each tensor's bytes must be as many as it says."""
         for tensor in self.tensors:
             assert len(tensor.content) == tensor.nbytes, f"{tensor.name} is not as large as it says"
-        object.__setattr__(self, "id", BlockId(next_name(self.before, self.tokens), self.part))
+        name = next_name(self.before, self.tokens, name_key=self.name_key)
+        object.__setattr__(self, "id", BlockId(name, self.part))
 
     @property
     def nbytes(self) -> int:
@@ -122,7 +128,7 @@ class Block:
 
 
 def encode(block: Block) -> list[bytes | memoryview]:
-    """Return the file's bytes in pieces, to be written one after another.
+    """Return the file's bytes in pieces, to be written one after another, or to be encrypted.
 
     Raises:
         ValueError: the header would be longer than `HEADER_NBYTES_MAX`.
@@ -132,21 +138,24 @@ def encode(block: Block) -> list[bytes | memoryview]:
         raise ValueError(f"a header of {len(header)} bytes, at most {HEADER_NBYTES_MAX}")
     length = len(header).to_bytes(LENGTH_NBYTES, "little")
     contents = [tensor.content for tensor in block.tensors]
+    if block.name_key:
+        return [length, header, *contents]
     digest = _new_checksum()
     for piece in (length, header[: len(_HEAD)], header[_SUM_TO - LENGTH_NBYTES :], *contents):
         digest.update(piece)
     return [length, _header_of(block, digest.hexdigest()), *contents]
 
 
-def decode(raw: memoryview, *, form_digits: str, wanted: BlockId) -> Block:
+def decode(raw: memoryview, *, form_digits: str, wanted: BlockId, name_key: bytes = b"") -> Block:
     """Return the block that a whole file holds; its tensors are views of `raw`.
 
-    form_digits: the form's name in hexadecimal digits, or what it begins with.
+    form_digits: the form's name in hexadecimal digits, or what it begins with. name_key: of a file
+    that was encrypted, and whose tag was right.
 
     Raises:
         BlockRefused: torn, of another version, or not the block `wanted` of this form.
     """
-    block = _decode(raw)
+    block = _decode(raw, name_key)
     if not block.form_name.hex().startswith(form_digits):
         raise BlockRefused(Fault.FOREIGN, "of another model, or another form of it")
     if block.id != wanted:
@@ -154,8 +163,10 @@ def decode(raw: memoryview, *, form_digits: str, wanted: BlockId) -> Block:
     return block
 
 
-def _decode(raw: memoryview) -> Block:
-    header = _checked_header(raw)
+def _decode(raw: memoryview, name_key: bytes) -> Block:
+    header = _header_in(raw)
+    if not name_key:
+        _compare_checksum(raw)
     try:
         stated = json.loads(bytes(header))
     except (ValueError, RecursionError) as error:
@@ -173,6 +184,7 @@ def _decode(raw: memoryview) -> Block:
         depth=_depth_in(metadata),
         part=_part_in(metadata),
         tensors=_tensors_in(stated, data),
+        name_key=name_key,
     )
 
 
@@ -204,8 +216,8 @@ def _header_of(block: Block, checksum: str) -> bytes:
     return header + b" " * (-(LENGTH_NBYTES + len(header)) % ALIGNMENT)
 
 
-def _checked_header(raw: memoryview) -> memoryview:
-    """Return the header of a file whose checksum is right."""
+def _header_in(raw: memoryview) -> memoryview:
+    """Return the header of a file that is as long as it says."""
     if len(raw) < _SUM_TO:
         raise BlockRefused(Fault.TORN, f"only {len(raw)} bytes long")
     length = int.from_bytes(raw[:LENGTH_NBYTES], "little")
@@ -213,12 +225,16 @@ def _checked_header(raw: memoryview) -> memoryview:
         raise BlockRefused(Fault.FOREIGN, "it begins like no block")
     if not _SUM_TO - LENGTH_NBYTES <= length <= min(HEADER_NBYTES_MAX, len(raw) - LENGTH_NBYTES):
         raise BlockRefused(Fault.TORN, f"a header of {length} bytes in a file of {len(raw)}")
+    return raw[LENGTH_NBYTES : LENGTH_NBYTES + length]
+
+
+def _compare_checksum(raw: memoryview) -> None:
+    """Do nothing where a file's checksum is right."""
     digest = _new_checksum()
     for piece in (raw[:_SUM_FROM], raw[_SUM_TO:]):
         digest.update(piece)
     if digest.hexdigest().encode() != bytes(raw[_SUM_FROM:_SUM_TO]):
         raise BlockRefused(Fault.TORN, "its checksum is not that of its bytes")
-    return raw[LENGTH_NBYTES : LENGTH_NBYTES + length]
 
 
 def _new_checksum() -> blake2b:

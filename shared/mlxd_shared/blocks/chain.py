@@ -7,6 +7,9 @@ Invariants:
 - A form is all that keys and values depend on beside the tokens. What the model's digest covers
   (weights, config, tokenizer, chat template) is not said again.
 - Each field is hashed behind its length, so that no two forms are one text.
+- Names are those of files, which anybody with the disk can read. Where blocks are encrypted they
+  are made under a key, so that nobody without it can tell whether a prompt that he guesses is
+  there; and what is written with a key, with another one, and without, has different names.
 """
 
 from __future__ import annotations
@@ -46,9 +49,12 @@ class Form:
     arithmetic: int = ARITHMETIC_VERSION
 
 
-def name_of_form(form: Form) -> bytes:
-    """Return the name that the first block follows, `NAME_NBYTES` long."""
-    digest = blake2b(digest_size=NAME_NBYTES, person=_PERSON)
+def name_of_form(form: Form, *, name_key: bytes = b"") -> bytes:
+    """Return the name that the first block follows, `NAME_NBYTES` long.
+
+    name_key: what names are made under; empty: they are not secret.
+    """
+    digest = blake2b(digest_size=NAME_NBYTES, person=_PERSON, key=name_key)
     for field in fields(form):
         value = getattr(form, field.name)
         texts = value if isinstance(value, tuple) else (str(value),)
@@ -60,13 +66,19 @@ def name_of_form(form: Form) -> bytes:
     return digest.digest()
 
 
-def next_name(before: bytes, tokens: bytes) -> bytes:
+def next_name(before: bytes, tokens: bytes, *, name_key: bytes = b"") -> bytes:
     """Return the name of the block of `tokens` that follows the one named `before`."""
-    return blake2b(before + tokens, digest_size=NAME_NBYTES, person=_PERSON).digest()
+    digest = blake2b(before, digest_size=NAME_NBYTES, person=_PERSON, key=name_key)
+    digest.update(tokens)
+    return digest.digest()
 
 
-def names_of(form_name: bytes, tokens: bytes, *, block_tokens: int) -> tuple[bytes, ...]:
+def names_of(
+    form_name: bytes, tokens: bytes, *, block_tokens: int, name_key: bytes = b""
+) -> tuple[bytes, ...]:
     """Return the names of all whole blocks of a prompt, in order; none of a rest.
+
+    name_key: as for `name_of_form`.
 
     Raises:
         ValueError: `tokens` are no whole number of tokens, or a block has none.
@@ -77,6 +89,6 @@ def names_of(form_name: bytes, tokens: bytes, *, block_tokens: int) -> tuple[byt
     names: list[bytes] = []
     name = form_name
     for start in range(0, len(tokens) - block_nbytes + 1, block_nbytes):
-        name = next_name(name, tokens[start : start + block_nbytes])
+        name = next_name(name, tokens[start : start + block_nbytes], name_key=name_key)
         names.append(name)
     return tuple(names)

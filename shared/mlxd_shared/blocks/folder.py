@@ -2,7 +2,8 @@
 
 Invariants:
 - Prompts can be read from keys and values, so a folder is its user's alone (0700, files 0600); one
-  that others can see, or that is somebody else's, is refused rather than changed.
+  that others can see, or that is somebody else's, is refused rather than changed. With a key what
+  is written is encrypted, under names that end in `sealed` (`sealing`).
 - One process at a time has a form's folder. The lock goes with the process, however it ends.
 - A file is there whole or not at all: it is written beside, reaches the disk, and is renamed. What
   a process that died left beside goes when the next one opens the folder.
@@ -24,12 +25,14 @@ import stat
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 from mlxd_shared.blocks.about import ABOUT_NBYTES_MAX, NOBODY, About, decode_about, encode_about
 from mlxd_shared.blocks.block_file import VERSION, BlockId, BlockRefused, Fault, Part
 from mlxd_shared.blocks.chain import NAME_NBYTES
 from mlxd_shared.blocks.index import Entry
+from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.ops.logs import get_logger
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
@@ -47,7 +50,7 @@ LOCK_PAUSE_S = 0.01
 _FORM_FOLDER = re.compile(rf"v(\d{{1,6}})-[0-9a-f]{{{FORM_DIGITS}}}")
 _BLOCK_FILE = re.compile(
     rf"([0-9a-f]{{{2 * NAME_NBYTES}}})-(\d{{1,{DEPTH_DIGITS_MAX}}})"
-    rf"-({'|'.join(Part)})\.safetensors"
+    rf"-({'|'.join(Part)})\.(safetensors|sealed)"
 )
 _log = get_logger("prefix disk")
 
@@ -59,9 +62,15 @@ class FolderRefused(Exception):
 class BlockFolder:
     """One form's files. Open from `open_folder` to `close`; any thread."""
 
-    def __init__(self, path: Path, folder_fd: int, lock_fd: int) -> None:
-        """Take over a folder, open as `folder_fd`, whose lock is held by `lock_fd`."""
+    def __init__(
+        self, path: Path, folder_fd: int, lock_fd: int, key: DiskKey | None = None
+    ) -> None:
+        """Take over a folder, open as `folder_fd`, whose lock is held by `lock_fd`.
+
+        key: what files are encrypted with; None: those that are can only be removed.
+        """
         self.path = path
+        self.key = key
         self._fd = folder_fd
         self._lock_fd = lock_fd
 
@@ -87,11 +96,14 @@ class BlockFolder:
             _log.warning("removed files that are no blocks", count=strays, folder=str(self.path))
 
     def write(self, entry: Entry, pieces: Iterable[bytes | memoryview]) -> None:
-        """Have a file hold `pieces`, whole.
+        """Have a file hold `pieces`, whole; encrypted, where the entry says so.
 
         Raises:
             OSError: it cannot be written; nothing is left of it.
         """
+        if entry.sealed:
+            assert self.key is not None, "an entry is sealed where its folder has a key"
+            pieces = self.key.seal(pieces, place=self._place_of(entry))
         self._write(_name_of(entry), pieces, at_s=entry.last_s)
 
     def describe(self, about: About) -> None:
@@ -130,15 +142,18 @@ class BlockFolder:
             raise
 
     def read(self, entry: Entry, *, nbytes_max: int) -> memoryview:
-        """Return a file's bytes.
+        """Return a file's bytes, decrypted where they were encrypted.
 
         Raises:
-            BlockRefused: it is no file, not as large as it was, or larger than `nbytes_max`.
+            BlockRefused: it is no file, not as large as it was, or larger than `nbytes_max`; it is
+                encrypted, and not as it was written, or with a key that is not this folder's.
             OSError: it cannot be read, or is gone.
         """
         if entry.nbytes > nbytes_max:
             problem = f"{entry.nbytes} bytes long, at most {nbytes_max}"
             raise BlockRefused(Fault.OVERSIZED, problem)
+        if entry.sealed and self.key is None:
+            raise BlockRefused(Fault.LOCKED, "encrypted, and there is no key")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
             descriptor = os.open(_name_of(entry), flags, dir_fd=self._fd)
@@ -151,6 +166,9 @@ class BlockFolder:
             if not stat.S_ISREG(status.st_mode) or status.st_size != entry.nbytes:
                 problem = f"{status.st_size} bytes long, not {entry.nbytes}"
                 raise BlockRefused(Fault.TORN, problem)
+            if entry.sealed and self.key is not None:
+                fill, place = partial(_read_all, descriptor), self._place_of(entry)
+                return self.key.unseal(fill, entry.nbytes, place=place)
             content = bytearray(entry.nbytes)
             _read_all(descriptor, memoryview(content))
             return memoryview(content).toreadonly()
@@ -167,16 +185,21 @@ class BlockFolder:
         with contextlib.suppress(OSError):
             os.unlink(_name_of(entry), dir_fd=self._fd)
 
+    def _place_of(self, entry: Entry) -> str:
+        return f"{self.path.name}/{_name_of(entry)}"
+
 
 def folder_name(form_name: bytes) -> str:
     """Return what the folder of a form is called."""
     return f"v{VERSION}-{form_name.hex()[:FORM_DIGITS]}"
 
 
-def open_folder(root: Path, form_name: bytes, *, wait_s: float = 0.0) -> BlockFolder:
+def open_folder(
+    root: Path, form_name: bytes, *, wait_s: float = 0.0, key: DiskKey | None = None
+) -> BlockFolder:
     """Return the folder of a form's blocks in `root`; both are made if need be.
 
-    wait_s: how long another process may take to let it go.
+    wait_s: how long another process may take to let it go. key: what files are encrypted with.
 
     Raises:
         FolderRefused: it cannot be made or written, is not this user's alone, or another process
@@ -192,7 +215,7 @@ def open_folder(root: Path, form_name: bytes, *, wait_s: float = 0.0) -> BlockFo
     except OSError as error:
         raise FolderRefused(f"{path}: {error.strerror or error}") from error
     _remove_old(root)
-    return BlockFolder(path, folder_fd, lock_fd)
+    return BlockFolder(path, folder_fd, lock_fd, key)
 
 
 def open_locked(
@@ -234,11 +257,13 @@ def _entry_of(name: str, status: os.stat_result) -> Entry | None:
     if not match or not stat.S_ISREG(status.st_mode) or not status.st_size:
         return None
     block = BlockId(bytes.fromhex(match[1]), Part(match[3]))
-    return Entry(block, int(match[2]), status.st_size, status.st_mtime)
+    sealed = match[4] == "sealed"
+    return Entry(block, int(match[2]), status.st_size, status.st_mtime, sealed=sealed)
 
 
 def _name_of(entry: Entry) -> str:
-    return f"{entry.id.name.hex()}-{entry.depth}-{entry.id.part}.safetensors"
+    kind = "sealed" if entry.sealed else "safetensors"
+    return f"{entry.id.name.hex()}-{entry.depth}-{entry.id.part}.{kind}"
 
 
 def make_private(folder: Path, flags: int = 0) -> int:
@@ -314,6 +339,14 @@ def _try_lock(folder_fd: int) -> int | None:
     return None
 
 
+def remove_folder(root: Path, form_name: bytes) -> bool:
+    """Remove the folder of a form's blocks, unless a process has it; return whether one went."""
+    try:
+        return _remove_unless_locked(root / folder_name(form_name))
+    except OSError:  # there is none, or what is there cannot be removed
+        return False
+
+
 def _remove_old(root: Path) -> None:
     """Remove the folders of other versions of the layout, unless somebody has them."""
     folders: list[Path] = []
@@ -324,15 +357,16 @@ def _remove_old(root: Path) -> None:
         if match is None or int(match[1]) == VERSION:
             continue
         with contextlib.suppress(OSError):  # links, and what cannot be removed, are no matter
-            _remove_unless_locked(folder)
+            if _remove_unless_locked(folder):
+                _log.warning("removed blocks of another version", folder=str(folder))
 
 
-def _remove_unless_locked(folder: Path) -> None:
+def _remove_unless_locked(folder: Path) -> bool:
     folder_fd = open_directory(folder, os.O_NOFOLLOW)
     try:
         lock_fd = lock(folder_fd)
         if lock_fd is None:
-            return
+            return False
         try:
             with os.scandir(folder_fd) as listing:
                 for item in list(listing):
@@ -342,7 +376,7 @@ def _remove_unless_locked(folder: Path) -> None:
             os.close(lock_fd)
     finally:
         os.close(folder_fd)
-    _log.warning("removed blocks of another version", folder=str(folder))
+    return True
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

@@ -51,6 +51,8 @@ class Entry:
     """Since this process knows it."""
     pause_s: float = 0.0
     """Between the last two of them."""
+    sealed: bool = False
+    """Whether it is encrypted: its name says so."""
 
     def after_use(self, now_s: float) -> Entry:
         """Return it as it is after one more use; a clock that was put back makes nothing older."""

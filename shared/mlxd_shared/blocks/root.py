@@ -6,6 +6,8 @@ Invariants:
 - What a worker has is listed by names and sizes, and never removed here, but for files that are
   damaged: whoever has the folder takes a file that is gone for a miss.
 - Folders are changed under their own lock, for a moment. Nothing is followed that is a link.
+- What is encrypted with a key that is not at hand is neither sound nor damaged, for all that can be
+  told: it is counted, and left.
 """
 
 from __future__ import annotations
@@ -29,7 +31,8 @@ from mlxd_shared.blocks.folder import (
     open_locked,
     read_about,
 )
-from mlxd_shared.blocks.index import BlockIndex
+from mlxd_shared.blocks.index import BlockIndex, Entry
+from mlxd_shared.blocks.sealing import DiskKey
 
 FILE_NBYTES_MAX = (1 << 32) + HEADER_NBYTES_MAX
 """Of a block that is looked at without its model: none that exists is near."""
@@ -51,6 +54,8 @@ class FormFolder:
     """Seconds that a byte of what would go first saves in a second."""
     is_held: bool = False
     """Whether a process has it."""
+    is_encrypted: bool = False
+    """Whether it has blocks, and all are encrypted."""
 
 
 @dataclass(slots=True)
@@ -64,19 +69,24 @@ class Findings:
     """Files that were removed, by what was wrong."""
     unread: int = 0
     """Files that the disk would not give."""
+    locked: int = 0
+    """Files that were not checked, because the key that they need is not at hand."""
 
 
 class RootFolder:
     """The folder, owned until `close`; any thread, one at a time."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, key: DiskKey | None = None) -> None:
         """Have the folder, made if need be, as this process's own.
+
+        key: what blocks that are encrypted are checked with.
 
         Raises:
             FolderRefused: it cannot be made or written, is not this user's alone, or another
                 process owns it.
         """
         self.path = path
+        self.key = key
         try:
             self._fd, self._lock_fd = open_locked(path, owner="server")
         except OSError as error:
@@ -99,8 +109,10 @@ class RootFolder:
             if folder_fd is None:
                 return FormFolder(form)
             about, index, last_s, now_s = read_about(folder_fd), BlockIndex(), 0.0, clock()
+            in_clear = 0
             for entry in list_entries(folder_fd):
                 index.add(entry)
+                in_clear += not entry.sealed
                 # One from the future, after a clock was put back, says nothing of its use.
                 last_s = max(last_s, min(entry.last_s, now_s))
             return FormFolder(
@@ -111,6 +123,7 @@ class RootFolder:
                 last_s=last_s,
                 least_worth=index.least_worth(now_s) * about.block_s if len(index) else 0.0,
                 is_held=_is_held(folder_fd),
+                is_encrypted=len(index) > 0 and not in_clear,
             )
 
     def trim(
@@ -141,6 +154,8 @@ class RootFolder:
     def verify(self, form: str, *, until: Callable[[], bool] = lambda: False) -> Findings:
         """Read every file of a folder, remove those that are no sound blocks, and say what was.
 
+        Those that are encrypted with a key that is not at hand stay, and are counted.
+
         until: what tells that nobody wants to know any more; the rest is left unread then.
         """
         findings = Findings(form)
@@ -148,25 +163,34 @@ class RootFolder:
             if folder_fd is None:
                 return findings
             findings.about = read_about(folder_fd)
-            folder = BlockFolder(self.path / form, os.dup(folder_fd), os.dup(folder_fd))
+            folder = BlockFolder(self.path / form, os.dup(folder_fd), os.dup(folder_fd), self.key)
             with contextlib.closing(folder):
                 for entry in list_entries(folder_fd):
                     if until():
                         break
                     try:
-                        raw = folder.read(entry, nbytes_max=FILE_NBYTES_MAX)
-                        decode(raw, form_digits=form.partition("-")[2], wanted=entry.id)
+                        self._check(folder, entry)
                     except FileNotFoundError:
                         continue  # it made room meanwhile
                     except OSError:
                         findings.unread += 1
                     except BlockRefused as refused:
+                        if refused.fault is Fault.LOCKED:
+                            findings.locked += 1
+                            continue
                         folder.remove(entry)
                         count = findings.refused.get(refused.fault, 0)
                         findings.refused[refused.fault] = count + 1
                     else:
                         findings.sound += 1
         return findings
+
+    def _check(self, folder: BlockFolder, entry: Entry) -> None:
+        """Read one file. Raises OSError, or BlockRefused."""
+        raw = folder.read(entry, nbytes_max=FILE_NBYTES_MAX)
+        name_key = self.key.name_key if self.key is not None and entry.sealed else b""
+        digits = folder.path.name.partition("-")[2]
+        decode(raw, form_digits=digits, wanted=entry.id, name_key=name_key)
 
     @contextlib.contextmanager
     def _open(self, form: str) -> Iterator[int | None]:

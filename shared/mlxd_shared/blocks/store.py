@@ -8,6 +8,8 @@ Invariants:
   cannot be read is a miss. A full disk ends the growth, with one line; one that cannot be written
   to ends the writing, with one line.
 - Room is made before bytes are spent.
+- Either all files are encrypted, with the folder's key, or none is. One that is not as the others
+  are is removed when the store is opened.
 - Any thread: what is known is behind a lock, which no reading or writing of files holds.
 """
 
@@ -32,6 +34,7 @@ from mlxd_shared.blocks.block_file import (
 )
 from mlxd_shared.blocks.folder import BlockFolder, FolderRefused
 from mlxd_shared.blocks.index import BlockIndex, Entry
+from mlxd_shared.blocks.sealing import SEAL_NBYTES
 from mlxd_shared.ops.logs import get_logger
 
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -79,6 +82,9 @@ class BlockStore:
         self.least_worth = math.inf
         """Of what would go first, as of the last `survey`; see `index.worth`."""
         self._folder = folder
+        self.encrypted = folder.key is not None
+        self.name_key = b"" if folder.key is None else folder.key.name_key
+        """What names of blocks are made under."""
         self._full_nbytes: int | None = None
         """What there was when the disk was full; None: it was not since the last budget."""
         self._said_full = False
@@ -89,11 +95,13 @@ class BlockStore:
         self._index = BlockIndex()
         self._writable = True
         try:
-            for entry in folder.list_blocks():
-                self._take_over(entry)
+            unlike = [entry for entry in folder.list_blocks() if not self._take_over(entry)]
         except OSError as error:
             folder.close()
             raise FolderRefused(f"{folder.path}: {error.strerror or error}") from error
+        if unlike:
+            problem = "removed blocks in the clear" if self.encrypted else "removed locked blocks"
+            _log.warning(problem, count=len(unlike), folder=str(folder.path))
         self._share_nbytes = self.nbytes if budget_nbytes is None else budget_nbytes
         self._make_room(0)
         self.survey()
@@ -156,10 +164,11 @@ class BlockStore:
         """Keep a block, if it can be kept; return whether it is there afterwards."""
         if self.nbytes_of(block.id) is not None:
             return True
-        nbytes = file_nbytes(block)
+        assert block.name_key == self.name_key, "its name would be another one's"
+        nbytes = file_nbytes(block) + (SEAL_NBYTES if self.encrypted else 0)
         if not self.writable or nbytes > self.budget_nbytes:
             return False
-        entry = Entry(block.id, block.depth, nbytes, self._clock())
+        entry = Entry(block.id, block.depth, nbytes, self._clock(), sealed=self.encrypted)
         self._make_room(nbytes)
         try:
             self._folder.write(entry, encode(block))
@@ -209,19 +218,27 @@ class BlockStore:
     def _read_sound(self, entry: Entry) -> Block:
         """Return what a file holds; raises OSError, or BlockRefused."""
         raw = self._folder.read(entry, nbytes_max=self._file_nbytes_max)
-        block = decode(raw, form_digits=self.form_name.hex(), wanted=entry.id)
+        digits = self.form_name.hex()
+        block = decode(raw, form_digits=digits, wanted=entry.id, name_key=self.name_key)
         if block.depth != entry.depth:
             raise BlockRefused(Fault.FOREIGN, f"at depth {block.depth}, not {entry.depth}")
         self._check(block)
         return block
 
-    def _take_over(self, entry: Entry) -> None:
-        """Know a file that was left here; of two that say they are one block, the first stays."""
+    def _take_over(self, entry: Entry) -> bool:
+        """Know a file that was left here; False, and it goes, where it is not as those here are.
+
+        Of two that say they are one block, the first stays.
+        """
+        if entry.sealed != self.encrypted:
+            self._folder.remove(entry)
+            return False
         if self._index.get(entry.id) is not None:
             self._folder.remove(entry)
-            return
+            return True
         # A file from the future, after a clock was put back, would count as just used till then.
         self._index.add(replace(entry, last_s=min(entry.last_s, self._clock())))
+        return True
 
     def _forget(self, entry: Entry) -> None:
         with self._lock:

@@ -108,6 +108,8 @@ class PrefixDisk:
     """Files that were removed because they were no blocks."""
     hit_tokens: int = 0
     """Tokens of prompts that were read and not computed."""
+    encrypted: bool = False
+    """Whether it is written encrypted."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,6 +55,9 @@ def test_prompts_are_kept_only_where_somebody_says_so(tmp_path: Path) -> None:
     assert kept == DiskBudget(HOME / ".cache/mlxd/prefixes", 2 << 30)
     kept = KeptPrompts("1K", tmp_path).disk_budget({}, attached=False)
     assert kept == DiskBudget(tmp_path, 1 << 10)
+    kept = KeptPrompts("1K", tmp_path, Path("~/key")).disk_budget({}, attached=False)
+    assert kept == DiskBudget(tmp_path, 1 << 10, HOME / "key")
+    assert KeptPrompts("none", tmp_path, Path("key")).disk_budget({}, attached=False) is None
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import random
 import threading
@@ -9,10 +10,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
-from mlxd_shared.blocks.block_file import Block, Part, Tensor
+from mlxd_shared.blocks.block_file import Block, BlockRefused, Fault, Part, Tensor
 from mlxd_shared.blocks.chain import Form, name_of_form, names_of
 from mlxd_shared.blocks.folder import LOCK_FILE, BlockFolder, open_folder
 from mlxd_shared.blocks.index import Entry
+from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.blocks.store import BlockStore
 
 BLOCK_TOKENS = 4
@@ -46,11 +48,22 @@ def refuse(root: Path, form_name: bytes, fault: int, **options: Any) -> Refusing
     return RefusingFolder(folder.path, fault, **options)
 
 
-def chain_of(seed: int, count: int, *, values: int = 16) -> list[Block]:
-    """Return the first blocks of a prompt, the same for one seed."""
+def name_key_of(key: DiskKey | None) -> bytes:
+    """Return what names are made under where blocks are encrypted with `key`, if with any."""
+    return b"" if key is None else key.name_key
+
+
+def form_name_of(key: DiskKey | None) -> bytes:
+    """Return the name of `FORM` under a key."""
+    return name_of_form(FORM, name_key=name_key_of(key))
+
+
+def chain_of(seed: int, count: int, *, values: int = 16, key: DiskKey | None = None) -> list[Block]:
+    """Return the first blocks of a prompt, the same for one seed; as named under `key`."""
     draws = random.Random(seed)
     tokens = draws.randbytes(4 * BLOCK_TOKENS * count)
-    names = names_of(FORM_NAME, tokens, block_tokens=BLOCK_TOKENS)
+    form_name, name_key = form_name_of(key), name_key_of(key)
+    names = names_of(form_name, tokens, block_tokens=BLOCK_TOKENS, name_key=name_key)
     blocks = []
     for depth in range(count):
         own = tokens[16 * depth : 16 * (depth + 1)]
@@ -59,8 +72,8 @@ def chain_of(seed: int, count: int, *, values: int = 16) -> list[Block]:
             Tensor("standard.0.1", "BF16", (values,), draws.randbytes(2 * values)),
             Tensor("quantized.0.0", "U32", (1,), draws.randbytes(4)),
         )
-        before = names[depth - 1] if depth else FORM_NAME
-        blocks.append(Block(FORM_NAME, before, own, depth, Part.ENTRIES, tensors))
+        before = names[depth - 1] if depth else form_name
+        blocks.append(Block(form_name, before, own, depth, Part.ENTRIES, tensors, name_key))
     return blocks
 
 
@@ -70,11 +83,13 @@ def open_blocks(
     budget_nbytes: int | None = AMPLE,
     clock: Callable[[], float] = lambda: 1_000_000.0,
     check: Callable[[Block], None] = lambda _: None,
+    key: DiskKey | None = None,
 ) -> BlockStore:
-    """Return the store of `FORM` in a folder."""
+    """Return the store of `FORM` in a folder; encrypted with `key`."""
+    form_name = form_name_of(key)
     return BlockStore(
-        open_folder(folder, FORM_NAME),
-        FORM_NAME,
+        open_folder(folder, form_name, key=key),
+        form_name,
         budget_nbytes=budget_nbytes,
         file_nbytes_max=FILE_NBYTES_MAX,
         check=check,
@@ -84,7 +99,19 @@ def open_blocks(
 
 def files_in(folder: Path) -> list[Path]:
     """Return the block files of all forms in a folder, by name."""
-    return sorted(folder.glob("v*/*.safetensors"))
+    kinds = ("safetensors", "sealed")
+    return sorted(path for kind in kinds for path in folder.glob(f"v*/*.{kind}"))
+
+
+def filling(raw: bytes) -> Callable[[memoryview], None]:
+    """Return what gives bytes out of `raw`, in order, as a file does that is read."""
+    file = io.BytesIO(raw)
+
+    def fill(room: memoryview) -> None:
+        if file.readinto(room) != len(room):
+            raise BlockRefused(Fault.TORN, "short")
+
+    return fill
 
 
 def contents_of(block: Block | None) -> dict[str, bytes]:

@@ -8,12 +8,14 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.blocks.block_file import Block, BlockRefused, Fault, Part, Tensor, decode, encode
+from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind, LayerCache
 from mlxd_worker.cache.disk.cutting import bytes_of, cut, states_of, tensors_of
 from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
+from tests.shared.blocks.made_blocks import filling
 from tests.support.kept_on_disk import BLOCK_TOKENS, shapes_of
 from tests.worker.cache.keeping import copy_out, snapshots_of
 from tests.worker.cache.pair import Pair, pair
@@ -48,12 +50,18 @@ def bits(states: tuple[LayerState, ...]) -> list[tuple[str, tuple[int, ...], byt
     ]
 
 
-def through_a_file(part: Part, tensors: tuple[Tensor, ...]) -> Block:
-    """Return a block that was written and read."""
+def through_a_file(part: Part, tensors: tuple[Tensor, ...], *, key: DiskKey | None = None) -> Block:
+    """Return a block that was written and read; encrypted and decrypted between, with a key."""
     tokens = bytes(4 * BLOCK_TOKENS)
-    block = Block(b"f" * 32, b"b" * 32, tokens, DEPTH, part, tensors)
-    raw = b"".join(bytes(piece) for piece in encode(block))
-    return decode(memoryview(raw), form_digits=(b"f" * 32).hex(), wanted=block.id)
+    name_key = b"" if key is None else key.name_key
+    block = Block(b"f" * 32, b"b" * 32, tokens, DEPTH, part, tensors, name_key)
+    digits = (b"f" * 32).hex()
+    if key is None:
+        raw = memoryview(b"".join(bytes(piece) for piece in encode(block)))
+    else:
+        sealed = b"".join(key.seal(encode(block), place="here"))
+        raw = key.unseal(filling(sealed), len(sealed), place="here")
+    return decode(raw, form_digits=digits, wanted=block.id, name_key=name_key)
 
 
 def owned_by(held: Pair, start: int) -> dict[Kind, Snapshot]:
@@ -86,8 +94,11 @@ def test_shapes_are_those_of_what_is_read(held: Pair) -> None:
         assert shapes.nbytes(part, DEPTH) == nbytes <= shapes.nbytes_max
 
 
-def test_a_block_comes_back_bit_for_bit(held: Pair) -> None:
-    """Entries of a range, cut out of snapshots that meet anywhere; a state as it is."""
+@pytest.mark.parametrize("key", [None, DiskKey(bytes(range(32)))], ids=["clear", "encrypted"])
+def test_a_block_comes_back_bit_for_bit(held: Pair, key: DiskKey | None) -> None:
+    """Entries of a range, cut out of snapshots that meet anywhere; a state as it is. Encrypted on
+    the way, or not.
+    """
     shapes = shapes_of(held.caches)
     snapshots = owned_by(held, 0)
     for part in Part:
@@ -108,7 +119,7 @@ def test_a_block_comes_back_bit_for_bit(held: Pair) -> None:
             left.close()
         if not kinds:
             continue
-        block = through_a_file(part, tensors_of(states))
+        block = through_a_file(part, tensors_of(states), key=key)
         shapes.check(block)
 
         again = states_of(block, shapes)

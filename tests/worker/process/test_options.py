@@ -30,6 +30,7 @@ from mlxd_worker.thread.facts import DiskFolder
         ),
         ("--prefix-disk-size", "1GiB", "needs --prefix-disk"),
         ("--prefix-disk-size", "9EiB", "'9EiB'"),
+        ("--prefix-disk-key", "k", "--prefix-disk-key: needs --prefix-disk"),
         ("--waiting-max", "-1", f"-1 is outside 0 to {config.WAITING_STREAMS_LIMIT}"),
         (
             "--waiting-max",
@@ -76,6 +77,7 @@ def test_bounds_themselves_are_taken() -> None:
             "--prefix-cache=0",
             "--prefix-disk=blocks",
             "--prefix-disk-size=0",
+            "--prefix-disk-key=k",
         ]
     )
     most = parse_options(
@@ -98,6 +100,7 @@ def test_bounds_themselves_are_taken() -> None:
     )
     assert most.spec.prefix_cache_nbytes == config.PREFIX_CACHE_BYTES_LIMIT
     assert least.prefix_disk == DiskFolder(Path("blocks"), 0)
+    assert (least.prefix_disk_key, most.prefix_disk_key) == (Path("k"), None)
     assert most.prefix_disk == DiskFolder(Path("blocks"), config.PREFIX_CACHE_BYTES_LIMIT)
 
 

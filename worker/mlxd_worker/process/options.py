@@ -42,6 +42,8 @@ class Options:
     waiting_max: int
     replay_steps: int
     prefix_disk: DiskFolder | None
+    """Without the key, which is in a file."""
+    prefix_disk_key: Path | None
     log_level: str
     log_format: LogFormat
 
@@ -56,8 +58,9 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     options = vars(parser.parse_args(arguments))
     take = options.pop
     disk, disk_size = take("prefix_disk"), take("prefix_disk_size")
-    if disk is None and disk_size is not None:
-        parser.error("argument --prefix-disk-size: needs --prefix-disk")
+    for option, value in (("size", disk_size), ("key", options["prefix_disk_key"])):
+        if disk is None and value is not None:
+            parser.error(f"argument --prefix-disk-{option}: needs --prefix-disk")
     kv_format = take("kv_format")
     spec = LoadSpec(
         context_length=take("context_length"),
@@ -157,6 +160,12 @@ def _add_prefix_disk(add: Callable[..., object]) -> None:
         type=_size_or_held,
         metavar="SIZE",
         help=f"of these; {disk_size_text}; {HELD}: what is there, until a controller gives a share",
+    )
+    add(
+        "--prefix-disk-key",
+        type=Path,
+        metavar="FILE",
+        help="encrypt these with the key in this file, which only its user may read (0600)",
     )
 
 

@@ -3,6 +3,7 @@
 Invariants:
 - Engine thread, like everything that makes a model resident.
 - If the folder cannot be used the model is served without it, and one line is logged.
+- With a key, what the same model has left there in the clear goes: whoever sets one wants none.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from mlxd_shared.blocks.about import TEXT_CHARS_MAX, About
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX
 from mlxd_shared.blocks.chain import BLOCK_TOKENS, Form, name_of_form
-from mlxd_shared.blocks.folder import LOCK_WAIT_S, FolderRefused, open_folder
+from mlxd_shared.blocks.folder import LOCK_WAIT_S, FolderRefused, open_folder, remove_folder
 from mlxd_shared.blocks.store import BlockStore
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops.logs import get_logger
@@ -57,10 +58,11 @@ def open_blocks(
         layers=describe_layers(caches.layers),
         block_tokens=block_tokens,
     )
-    form_name = name_of_form(form)
+    key = folder.key
+    form_name = name_of_form(form, name_key=b"" if key is None else key.name_key)
     try:
         store = BlockStore(
-            open_folder(folder.path, form_name, wait_s=LOCK_WAIT_S),
+            open_folder(folder.path, form_name, wait_s=LOCK_WAIT_S, key=key),
             form_name,
             budget_nbytes=folder.budget_nbytes,
             file_nbytes_max=shapes.nbytes_max + HEADER_NBYTES_MAX,
@@ -69,7 +71,15 @@ def open_blocks(
     except FolderRefused as refused:
         _log.warning("prefixes are not kept on disk", reason=str(refused))
         return None
-    _log.info("prefixes on disk", files=len(store), nbytes=store.nbytes, folder=str(folder.path))
+    if key is not None and remove_folder(folder.path, name_of_form(form)):
+        _log.warning("removed blocks in the clear", model=name, folder=str(folder.path))
+    _log.info(
+        "prefixes on disk",
+        files=len(store),
+        nbytes=store.nbytes,
+        folder=str(folder.path),
+        encrypted=store.encrypted,
+    )
     store.describe(
         About(
             model=name[:TEXT_CHARS_MAX],
@@ -79,6 +89,7 @@ def open_blocks(
             device=device.value,
             library=library,
             block_s=store.about.block_s,
+            key="" if key is None else key.id.hex(),
         )
     )
     return PrefixDisk(BlockTier(store), shapes)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.domain.figures import LoadProgress, MemoryAccount, PrefixDisk
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_worker.chat.format import ChatFormat
@@ -33,6 +34,8 @@ class DiskFolder:
     budget_nbytes: int | None
     """Of one model in one form; None: what is there stays, and nothing comes, until a controller
     gives it a share."""
+    key: DiskKey | None = None
+    """What blocks are encrypted with; None: nothing is encrypted."""
 
 
 Report = Callable[[LoadProgress], None]

@@ -117,6 +117,10 @@ KEYS: Final[tuple[Key, ...]] = (
         *(f"{command}.prefix_disk_folder" for command in _CACHE_COMMANDS),
         default="~/.cache/mlxd/prefixes",
     ),
+    _key(
+        "stores.prefix_disk_key", Kind.SECRET, "serve.prefix_disk_key",
+        "cache.verify.prefix_disk_key", default="no encryption",
+    ),
     _key("limits.memory_limit", Kind.SIZE, default="what the device has"),
     _key("limits.reserve", Kind.SHARE, default=f"{config.MEMORY_RESERVE_FRACTION:.0%}"),
     _key("limits.gpu_overhead", Kind.SHARE, default="0"),

@@ -36,9 +36,13 @@ class Doomed:
 class DoomedPrompts:
     """The prompts that wait to be named. One owner: the engine thread."""
 
-    def __init__(self, form_name: bytes, *, block_tokens: int) -> None:
-        """Name blocks of so many tokens after `form_name`, each after the one before."""
+    def __init__(self, form_name: bytes, *, block_tokens: int, name_key: bytes = b"") -> None:
+        """Name blocks of so many tokens after `form_name`, each after the one before.
+
+        name_key: what names are made under; see `chain`.
+        """
         self._form_name = form_name
+        self._name_key = name_key
         self._block_tokens = block_tokens
         self._waiting: dict[Node[Kind, Snapshot], Doomed] = {}
 
@@ -63,7 +67,9 @@ class DoomedPrompts:
         start = len(doomed.names) * block_nbytes
         before = doomed.names[-1] if doomed.names else self._form_name
         some = doomed.key[start : start + blocks_max * block_nbytes]
-        doomed.names += names_of(before, some, block_tokens=self._block_tokens)
+        doomed.names += names_of(
+            before, some, block_tokens=self._block_tokens, name_key=self._name_key
+        )
         if len(doomed.names) < len(doomed.key) // block_nbytes:
             return None
         del self._waiting[node]

@@ -72,9 +72,11 @@ class PrefixDisk:
         self._entry_kinds = shapes.kinds(Part.ENTRIES)
         self._state_kinds = shapes.kinds(Part.STATE)
         self._block_nbytes = shapes.block_nbytes
-        self._form_name = tier.store.form_name
+        self._form_name, self._name_key = tier.store.form_name, tier.store.name_key
         self._wanted: dict[BlockId, _Wanted] = {}
-        self._doomed = DoomedPrompts(self._form_name, block_tokens=self.block_tokens)
+        self._doomed = DoomedPrompts(
+            self._form_name, block_tokens=self.block_tokens, name_key=self._name_key
+        )
         self._trie: Trie | None = None
 
     @property
@@ -96,7 +98,7 @@ class PrefixDisk:
 
         nbytes_max: what may be held at once where all has to be there before any of it serves.
         """
-        names = names_of(self._form_name, part(key, 0, limit), block_tokens=self.block_tokens)
+        names = self._names_of(part(key, 0, limit))
         size_of, first = self.tier.store.nbytes_of, start // self.block_tokens
         needed: list[BlockId] = []
         ways: dict[Offer, tuple[int, tuple[BlockId, ...]]] = {}
@@ -202,6 +204,7 @@ class PrefixDisk:
             evicted=counts.evicted,
             refused=sum(counts.refused.values()),
             hit_tokens=hit_tokens,
+            encrypted=store.encrypted,
         )
 
     def again_s(self, tokens: int, *, kept_nbytes: int) -> float:
@@ -235,7 +238,7 @@ class PrefixDisk:
 
     def _want(self, key: Key, *, uses: int = 0, leaving: bool = False) -> tuple[bytes, ...]:
         """Have a prompt's whole blocks cut, where that pays; return their names."""
-        names = names_of(self._form_name, key, block_tokens=self.block_tokens)
+        names = self._names_of(key)
         if self._pays(len(names), uses=uses, leaving=leaving):
             self._enlist(key, names)
         return names
@@ -272,6 +275,11 @@ class PrefixDisk:
             if not is_there and not self.tier.is_writing(block) and len(self._wanted) < WANTED_MAX:
                 self._wanted[block] = _Wanted(key, depth, before)
 
+    def _names_of(self, key: Key) -> tuple[bytes, ...]:
+        return names_of(
+            self._form_name, key, block_tokens=self.block_tokens, name_key=self._name_key
+        )
+
     def _use(self, names: Iterable[bytes]) -> None:
         self.tier.store.use(BlockId(name, what) for name in names for what in Part)
 
@@ -295,7 +303,12 @@ class PrefixDisk:
             if node.stop != stop or not self._has_state(node):
                 return None
             states = {kind: node.snapshots[kind].layers for kind in self._state_kinds}
-        tokens = bytes(part(wanted.key, start, stop))
         return Block(
-            self._form_name, wanted.before, tokens, wanted.depth, block.part, tensors_of(states)
+            self._form_name,
+            wanted.before,
+            bytes(part(wanted.key, start, stop)),
+            wanted.depth,
+            block.part,
+            tensors_of(states),
+            name_key=self._name_key,
         )

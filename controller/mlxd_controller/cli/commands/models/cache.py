@@ -24,12 +24,14 @@ from mlxd_controller.cli.completion import named_model
 from mlxd_controller.cli.grouping import ask_server
 from mlxd_controller.cli.outcome import ExitCode, complain, is_unreachable
 from mlxd_controller.cli.security import Server
-from mlxd_controller.cli.stores import PREFIX_DISK_FOLDER_DEFAULT, prefix_folder
+from mlxd_controller.cli.stores import PREFIX_DISK_FOLDER_DEFAULT, key_file, prefix_folder
 from mlxd_controller.cli.terminal import show
 from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.root import FormFolder, RootFolder
+from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.domain.errors import InvalidRequest, ModelNotFound
 from mlxd_shared.domain.units import format_bytes
+from mlxd_shared.security.disk_key import read_disk_key
 from mlxd_shared.wire.status import RemoteError
 
 Folder: TypeAlias = Annotated[
@@ -39,6 +41,16 @@ Folder: TypeAlias = Annotated[
         envvar="MLXD_PREFIX_DISK_FOLDER",
         help="Where prompts are kept, if that is not the server's folder."
         f"  [default: {PREFIX_DISK_FOLDER_DEFAULT}]",
+        show_default=False,
+    ),
+]
+KeyFile: TypeAlias = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="FILE",
+        envvar="MLXD_PREFIX_DISK_KEY",
+        help="The key of files that are encrypted, where no server is asked; without it they are"
+        " left as they are, unchecked.",
         show_default=False,
     ),
 ]
@@ -68,12 +80,14 @@ async def list_(
             one.weights or "-",
             str(one.context_length or "-"),
             str(one.blocks),
+            "yes" if one.encrypted else "no",
             format_bytes(one.nbytes),
             "in use" if one.in_use else _day(one.last_use_time),
         ]
         for one in store.folders
     ]
-    show.table(("model", "digest", "weights", *NUMBERS, "last used"), rows, right=NUMBERS)
+    about = ("model", "digest", "weights", "context", "blocks", "encrypted", "size", "last used")
+    show.table(about, rows, right=NUMBERS)
 
 
 @cache.command()
@@ -112,12 +126,16 @@ async def drop(
 @cache.command()
 @ask_server
 async def verify(
-    *, prefix_disk_folder: Folder = None, as_json: o.Json = False, where: Server
+    *,
+    prefix_disk_folder: Folder = None,
+    prefix_disk_key: KeyFile = None,
+    as_json: o.Json = False,
+    where: Server,
 ) -> ExitCode:
     """Read every file, and remove those that are damaged. Fails if any was."""
     async with _serving(where, prefix_disk_folder) as client:
         if client is None:
-            findings = _verify_here(prefix_disk_folder)
+            findings = _verify_here(prefix_disk_folder, prefix_disk_key)
         else:
             async with client.prefixes.verify() as checks:
                 findings = [one async for one in checks]
@@ -129,6 +147,7 @@ async def verify(
 def _describe(one: VerifiedPrefixes) -> str:
     bad = [f"{one.removed} damaged and removed"] if one.removed else []
     bad += [f"{one.unread} unreadable"] if one.unread else []
+    bad += [f"{one.locked} unchecked for want of their key"] if one.locked else []
     return f"{one.model or one.form}: {', '.join([f'{one.sound} sound', *bad])}"
 
 
@@ -166,13 +185,13 @@ async def _read(where: Server, folder: Path | None) -> PrefixStore:
 
 
 @contextlib.contextmanager
-def _own(path: Path) -> Iterator[RootFolder | None]:
+def _own(path: Path, key: DiskKey | None = None) -> Iterator[RootFolder | None]:
     """Own the folder around the body; None where there is none, which is not made."""
     if not path.is_dir():
         yield None
         return
     try:
-        root = RootFolder(path)
+        root = RootFolder(path, key)
     except FolderRefused as refused:
         raise InvalidRequest.of("--prefix-disk-folder", str(refused)) from refused
     with contextlib.closing(root):
@@ -196,14 +215,20 @@ def _drop_here(folder: Path | None, model: str | None) -> DroppedPrefixes:
     return DroppedPrefixes(blocks, nbytes)
 
 
-def _verify_here(folder: Path | None) -> list[VerifiedPrefixes]:
-    with _own(prefix_folder(folder, os.environ)) as root:
+def _verify_here(folder: Path | None, key: Path | None) -> list[VerifiedPrefixes]:
+    own_key = None if key is None else read_disk_key(key_file(key))
+    with _own(prefix_folder(folder, os.environ), own_key) as root:
         if root is None:
             return []
         checks = [root.verify(form) for form in root.forms()]
     return [
         VerifiedPrefixes(
-            one.form, one.about.model, one.sound, sum(one.refused.values()), one.unread
+            one.form,
+            one.about.model,
+            one.sound,
+            sum(one.refused.values()),
+            one.unread,
+            one.locked,
         )
         for one in checks
     ]
@@ -228,6 +253,7 @@ def _to_folder(one: FormFolder) -> PrefixFolder:
         blocks=one.blocks,
         last_use_time=used,
         in_use=one.is_held,
+        encrypted=one.is_encrypted,
     )
 
 

@@ -89,17 +89,21 @@ def _device(device: DeviceStatus) -> str:
 
 def _prefixes(store: PrefixStore) -> list[tuple[str, str]]:
     """Return the lines about prompts on disk: all, then by model, however it was loaded."""
-    by_model: dict[str, tuple[int, int]] = {}
+    by_model: dict[str, tuple[int, int, int]] = {}
     for folder in store.folders:
         name = folder.model or folder.form
-        blocks, nbytes = by_model.get(name, (0, 0))
-        by_model[name] = (blocks + folder.blocks, nbytes + folder.nbytes)
+        blocks, nbytes, in_clear = by_model.get(name, (0, 0, 0))
+        in_clear += 0 if folder.encrypted else folder.blocks
+        by_model[name] = (blocks + folder.blocks, nbytes + folder.nbytes, in_clear)
     whole = f"{format_bytes(store.nbytes)} of {format_bytes(store.budget_nbytes)} in {store.path}"
     return [
         ("prompts on disk", whole),
         *(
-            (f"  {name}", f"{format_bytes(nbytes)} in {blocks} files")
-            for name, (blocks, nbytes) in sorted(by_model.items())
+            (
+                f"  {name}",
+                f"{format_bytes(nbytes)} in {blocks}{'' if in_clear else ' encrypted'} files",
+            )
+            for name, (blocks, nbytes, in_clear) in sorted(by_model.items())
             if blocks
         ),
     ]
@@ -115,7 +119,8 @@ def _memory(machine: HostMemory) -> str:
 
 def _disk(disk: PrefixDisk) -> str:
     return (
-        f"{format_bytes(disk.nbytes)} of {format_bytes(disk.budget_nbytes)} in {disk.blocks} files;"
+        f"{format_bytes(disk.nbytes)} of {format_bytes(disk.budget_nbytes)} in {disk.blocks}"
+        f"{' encrypted' if disk.encrypted else ''} files;"
         f" {disk.written} written, {disk.read} read, {disk.refused} refused;"
         f" {disk.hit_tokens} tokens not computed"
     )

@@ -1,0 +1,72 @@
+"""The file with the key that prompts on disk are encrypted with.
+
+A key comes from a file of its user alone, never from a command line, and is in no log line, no
+message and no status. Unlike a token's, a file that others can read is refused: what it protects
+lies on the same disk.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import os
+import stat
+from importlib.util import find_spec
+from pathlib import Path
+
+from mlxd_shared.blocks.sealing import KEY_NBYTES, DiskKey
+from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
+from mlxd_shared.security.certificates import read_credential
+
+NEEDS = "cryptography"
+FIELD = "prefix_disk_key"
+SHAPE = f"{KEY_NBYTES} random bytes as hexadecimal digits or in base64, on one line"
+MAKING = f"make one with: openssl rand -hex {KEY_NBYTES}"
+_FROM_URLS = bytes.maketrans(b"-_", b"+/")
+
+
+def check_usable(package: str = NEEDS) -> None:
+    """Refuse to encrypt without the extra, which brings `package`.
+
+    Raises:
+        InvalidRequest: naming `prefix_disk_key`.
+    """
+    if find_spec(package) is None:
+        raise InvalidRequest.of(FIELD, "needs the extra cipher: pip install 'mlxd[cipher]'")
+
+
+def read_disk_key(path: Path) -> DiskKey:
+    """Return the key in a file.
+
+    Raises:
+        InvalidRequest: the extra that encrypts is missing.
+        BadCredentials: the file cannot be read, is another user's, is open to others, or holds
+            anything but one key.
+    """
+    check_usable()
+    content = read_credential(path)
+    try:
+        status = path.stat()
+    except OSError as error:
+        raise BadCredentials(str(path), f"cannot be read: {error.strerror}") from error
+    if status.st_uid != os.geteuid():
+        raise BadCredentials(str(path), "belongs to another user")
+    mode = stat.S_IMODE(status.st_mode)
+    if mode & 0o077:
+        raise BadCredentials(str(path), f"is open to others (mode {mode:04o}): chmod 600")
+    secret = _parse_key(content)
+    if secret is None:
+        raise BadCredentials(str(path), f"a key is {SHAPE}; {MAKING}")
+    return DiskKey(secret)
+
+
+def _parse_key(content: bytes) -> bytes | None:
+    """Return the bytes that a text stands for; None where it stands for no key."""
+    text = content.removesuffix(b"\n").removesuffix(b"\r")
+    try:
+        if len(text) == 2 * KEY_NBYTES:
+            return binascii.unhexlify(text)
+        secret = base64.b64decode(text.translate(_FROM_URLS), validate=True)
+    except ValueError:
+        return None
+    return secret if len(secret) == KEY_NBYTES else None

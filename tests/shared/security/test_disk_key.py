@@ -1,0 +1,100 @@
+"""The file with the key for prompts on disk: what is a key, and which files are refused."""
+
+from __future__ import annotations
+
+import base64
+import os
+from pathlib import Path
+
+import pytest
+
+from mlxd_shared.blocks.sealing import DiskKey
+from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
+from mlxd_shared.security.disk_key import check_usable, read_disk_key
+from tests.support.disk_keys import secret_of, write_key
+
+SECRET = secret_of(3)
+BASE64 = base64.b64encode(SECRET).decode()
+
+
+def write(path: Path, text: str) -> Path:
+    """Write a file of its user alone."""
+    path.write_text(text)
+    path.chmod(0o600)
+    return path
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SECRET.hex(),
+        SECRET.hex().upper() + "\n",
+        BASE64 + "\n",
+        BASE64 + "\r\n",
+        base64.urlsafe_b64encode(SECRET).decode(),
+    ],
+)
+def test_a_key_is_read_in_either_spelling(tmp_path: Path, text: str) -> None:
+    """Hexadecimal digits or base64, of either alphabet, with or without an end of line."""
+    assert read_disk_key(write(tmp_path / "key", text)).id == DiskKey(SECRET).id
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        SECRET.hex()[:-2],
+        SECRET.hex() + "00",
+        "z" * 64,
+        BASE64[:-4],
+        base64.b64encode(SECRET + b"\0").decode(),
+        f"{SECRET.hex()}\n{SECRET.hex()}\n",
+        "correct horse battery staple",
+        "\n",
+    ],
+)
+def test_what_is_no_key_is_refused(tmp_path: Path, text: str) -> None:
+    """Short, long or no key: the error names the file, says what one is, and repeats nothing."""
+    path = write(tmp_path / "key", text)
+    with pytest.raises(BadCredentials) as refused:
+        read_disk_key(path)
+    said = str(refused.value)
+    assert said.startswith(f"{path}: a key is 32 random bytes")
+    assert "openssl rand -hex 32" in said
+    assert not text.strip() or text.strip() not in said
+
+
+@pytest.mark.parametrize("mode", [0o640, 0o604, 0o620, 0o644])
+def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> None:
+    """Whoever could read or write it could read the prompts; what to do is said."""
+    path = write_key(tmp_path / "key", mode=mode)
+    with pytest.raises(BadCredentials, match=rf"open to others \(mode {mode:04o}\): chmod 600"):
+        read_disk_key(path)
+
+
+def test_a_file_that_is_missing_or_none_is_refused(tmp_path: Path) -> None:
+    """By its name: nothing is made in its place."""
+    with pytest.raises(BadCredentials, match="there is no such file"):
+        read_disk_key(tmp_path / "key")
+    with pytest.raises(BadCredentials, match="there is no such file"):
+        read_disk_key(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
+    """He knows the key. Root makes one of somebody's; everybody else has one of root's."""
+    path = Path("/etc/passwd")
+    if os.geteuid() == 0:
+        path = write_key(tmp_path / "key")
+        os.chown(path, 12345, 12345)
+    with pytest.raises(BadCredentials, match="belongs to another user"):
+        read_disk_key(path)
+
+
+def test_the_extra_is_asked_for_by_name() -> None:
+    """Where what encrypts is not installed, the error says what to install."""
+    check_usable()
+    with pytest.raises(InvalidRequest) as refused:
+        check_usable("no_such_package")
+    assert str(refused.value) == (
+        "prefix_disk_key: needs the extra cipher: pip install 'mlxd[cipher]'"
+    )
