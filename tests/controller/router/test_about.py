@@ -59,14 +59,14 @@ def test_a_router_is_told_the_ends_that_the_worker_knows(tmp_path: Path) -> None
     names = {"bos_token": {"content": first["content"]}, "eos_token": last["content"]}
     (tmp_path / "special_tokens_map.json").write_text(json.dumps(names), encoding="utf-8")
 
-    asked = model()
-    asked.path = str(tmp_path)
-    info: Any = info_to_pb(asked, name="demo")
+    elsewhere = model()
+    elsewhere.path = str(tmp_path)
+    info: Any = info_to_pb(elsewhere, name="demo")
     ours = load_tokenizer(tmp_path)
     assert list(info.eos_token_ids) == [last["id"]] == list(ours.eos_ids)
     assert info.bos_token_id == first["id"] == ours.bos_id
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 5]}', encoding="utf-8")
-    again: Any = info_to_pb(asked, name="demo")
+    again: Any = info_to_pb(elsewhere, name="demo")
     assert list(again.eos_token_ids) == [3, 5]
 
 
