@@ -23,6 +23,7 @@ from mlxd_controller.metrics.http import serving_metrics
 from mlxd_controller.prefixes.keeper import Keeper
 from mlxd_controller.pulling.downloads import Downloads, downloads_into
 from mlxd_controller.pulling.process import fetch
+from mlxd_controller.router.services import Services
 from mlxd_controller.runtime.adoption import enrol
 from mlxd_controller.runtime.ports import ModelRef, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
@@ -206,7 +207,7 @@ async def _listening(
             if gateway is not None:
                 tasks.create_task(gateway.watch())
             if settings.router is not None:
-                services = (catalog, streams, known, runtime, clock)
+                services = Services(catalog, streams, known, runtime, clock)
                 doors.append(ports := _router_ports(settings.router, services, calls_max))
                 await ports.start()
                 aside.append(tasks.create_task(ports.follow()))
@@ -228,16 +229,11 @@ async def _listening(
             await gateway.close()
 
 
-def _router_ports(
-    door: RouterDoor,
-    services: tuple[Catalog, inference.InferenceService, models.ModelService, Runtime, SystemClock],
-    calls_max: int,
-) -> ModelPorts:
+def _router_ports(door: RouterDoor, services: Services, calls_max: int) -> ModelPorts:
     """Return the door for a router, which does not listen yet; what it imports is an extra."""
-    from mlxd_controller.router.engine import Services  # noqa: PLC0415
     from mlxd_controller.router.listening import ModelPorts  # noqa: PLC0415
 
-    return ModelPorts(door, Services(*services), calls_max=calls_max)
+    return ModelPorts(door, services, calls_max=calls_max)
 
 
 async def _stop(doors: Sequence[_Door], grace_s: float) -> None:

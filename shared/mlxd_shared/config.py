@@ -245,7 +245,9 @@ CHAT_TEMPLATE_CHARS_MAX = MIB
 
 # --- pulling ----------------------------------------------------------------------------------
 PULLS_MAX = 8  # downloads of a controller at once, those that wait for another one included
+PULLS_A_CALLER_MAX = 4  # of those, that calls with one key may have begun
 PULL_CALLS_MAX = 256  # that follow them
+PULL_RESERVE_BYTES = 1 * GIB  # of the disk, which no download takes: others write there, too
 PULL_STEPS_KEPT_MAX = 1024  # for a call that does not read them; the oldest go first
 PULL_PATTERNS_MAX = 64  # of further files
 PULL_PATTERN_CHARS_MAX = 256

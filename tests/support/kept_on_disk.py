@@ -34,6 +34,15 @@ STEP_S = 100.0
 """What each look at an engine's clock takes here: so computing is slow, and any disk is fast."""
 
 
+class SettledTier(BlockTier):
+    """What is handed over is written when the call returns, so that no choice depends on a race."""
+
+    def write(self, block: Block) -> None:
+        """Hand a block over and wait until the thread has written it."""
+        super().write(block)
+        assert self.flush(timeout_s=FLUSH_S)
+
+
 def slow_clock() -> Callable[[], float]:
     """Return a clock on which everything takes long."""
     ticks = itertools.count(1)

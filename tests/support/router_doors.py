@@ -10,8 +10,8 @@ from typing import Any
 import grpc
 from smg_grpc_proto import vllm_engine_pb2_grpc
 
-from mlxd_controller.router.engine import Services
 from mlxd_controller.router.listening import ModelPorts
+from mlxd_controller.router.services import Services
 from mlxd_controller.runtime.ports import ModelStore
 from mlxd_controller.services.allowances import Allowances
 from mlxd_controller.services.catalog import Catalog

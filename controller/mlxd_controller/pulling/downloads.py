@@ -4,6 +4,8 @@ Invariants:
 - Calls for the same revision and files share one download. It ends when the last of them leaves.
 - Two downloads of one repository never run at once: they would write the same files. The later one
   waits, also for one that is about to end.
+- Who has begun a download is charged for it until it ends, whoever else follows it meanwhile; one
+  caller may not have begun them all.
 - A slow reader misses steps, but of the PULL_STEPS_KEPT_MAX files that came last none's last one,
   and never the end.
 - When `Downloads` is left no process of it runs.
@@ -12,6 +14,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +24,7 @@ from mlxd_controller.pulling.wanted import Wanted
 from mlxd_shared import config
 from mlxd_shared.domain.errors import QueueFull, ShuttingDown
 from mlxd_shared.domain.pulls import PulledModel, PullPhase, PullProgress
+from mlxd_shared.wire.admission import Room
 
 Report: TypeAlias = Callable[[PullProgress], None]
 Fetch: TypeAlias = Callable[[Wanted, Report], Awaitable[PulledModel]]
@@ -36,42 +40,52 @@ class Downloads:
         fetch: Fetch,
         *,
         pulls_max: int = config.PULLS_MAX,
+        pulls_a_caller_max: int = config.PULLS_A_CALLER_MAX,
         calls_max: int = config.PULL_CALLS_MAX,
     ) -> None:
-        """Download into `cache` by `fetch`: at most `pulls_max` at once, for `calls_max` calls."""
+        """Download into `cache` by `fetch`: at most `pulls_max` at once, for `calls_max` calls.
+
+        pulls_a_caller_max: of those, that one caller may have begun.
+        """
         self.cache = cache
         self._fetch = fetch
-        self._pulls_max = pulls_max
-        self._calls_max = calls_max
-        self._calls = 0
+        self._pulls = Room("downloads", pulls_max)
+        self._pulls_a_caller_max = pulls_a_caller_max
+        self._by_caller: Counter[str] = Counter()
+        self._calls = Room("calls that follow downloads", calls_max)
         self._shared: dict[Wanted, _Download] = {}
         """Those that a further call may share."""
         self._tasks: dict[asyncio.Task[PulledModel], Wanted] = {}
         """All that have not ended, in the order of their beginning."""
 
-    async def follow(self, wanted: Wanted) -> AsyncGenerator[PullProgress, None]:
+    async def follow(
+        self, wanted: Wanted, *, caller: str = ""
+    ) -> AsyncGenerator[PullProgress, None]:
         """Yield the steps of a download, which is begun if it does not run; the last is DONE.
 
+        caller: what tells callers apart; empty where nothing does, which no bound of a caller's
+        holds for.
+
         Raises:
-            QueueFull: there are as many calls or downloads as there may be.
+            QueueFull: there are as many calls or downloads as there may be, of all or of `caller`.
             ShuttingDown: `aclose` was called meanwhile.
             MlxdError: the download failed.
         """
-        if self._calls >= self._calls_max:
-            raise QueueFull("calls that follow downloads", self._calls_max)
-        download = self._shared.get(wanted) or self._begin(wanted)
-        watch = _Watch(download)
-        download.watches.add(watch)
-        self._calls += 1
+        self._calls.enter()
         try:
-            while (step := await watch.next()) is not None:
-                yield step
+            download = self._shared.get(wanted) or self._begin(wanted, caller)
+            watch = _Watch(download)
+            download.watches.add(watch)
+            try:
+                while (step := await watch.next()) is not None:
+                    yield step
+            finally:
+                download.watches.remove(watch)
+                if not download.watches:
+                    self._forget(download)
+                    download.task.cancel()
         finally:
-            self._calls -= 1
-            download.watches.remove(watch)
-            if not download.watches:
-                self._forget(download)
-                download.task.cancel()
+            self._calls.leave()
 
     async def aclose(self) -> None:
         """End every download, and wait until each has ended."""
@@ -82,13 +96,15 @@ class Downloads:
         if tasks:
             await asyncio.wait(tasks)
 
-    def _begin(self, wanted: Wanted) -> _Download:
-        if len(self._tasks) >= self._pulls_max:
-            raise QueueFull("downloads", self._pulls_max)
+    def _begin(self, wanted: Wanted, caller: str) -> _Download:
+        if caller and self._by_caller[caller] >= self._pulls_a_caller_max:
+            raise QueueFull("downloads of one key", self._pulls_a_caller_max)
+        self._pulls.enter()
+        self._by_caller[caller] += 1
         earlier = [
             task for task, other in self._tasks.items() if other.repository == wanted.repository
         ]
-        download = _Download(wanted)
+        download = _Download(wanted, caller)
         download.task = asyncio.create_task(self._run(download, earlier))
         self._shared[wanted] = download
         self._tasks[download.task] = wanted
@@ -105,6 +121,10 @@ class Downloads:
 
     def _end(self, download: _Download, task: asyncio.Task[PulledModel]) -> None:
         del self._tasks[task]
+        self._pulls.leave()
+        self._by_caller[download.caller] -= 1
+        if not self._by_caller[download.caller]:
+            del self._by_caller[download.caller]
         self._forget(download)
         if not task.cancelled() and task.exception() is None:
             pulled = task.result()
@@ -127,8 +147,10 @@ class _Download:
 
     task: asyncio.Task[PulledModel]
 
-    def __init__(self, wanted: Wanted) -> None:
+    def __init__(self, wanted: Wanted, caller: str) -> None:
         self.wanted = wanted
+        self.caller = caller
+        """Who has begun it."""
         self.watches: set[_Watch] = set()
         self.latest: PullProgress | None = None
         self.has_ended = False

@@ -26,7 +26,7 @@ from mlxd_controller.pulling.wanted import Wanted
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.model_files import parse_json_object, read_file
 from mlxd_models.files.weights import INDEX_FILE
-from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
+from mlxd_shared.config import PULL_RESERVE_BYTES, SAFETENSORS_HEADER_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel, PullFailed, PullInterrupted, StoreFull
 from mlxd_shared.domain.pulls import PulledModel, PullPhase, PullProgress
 from mlxd_shared.domain.units import format_bytes
@@ -114,14 +114,19 @@ class _Pull:
         return parse_json_object(raw or b"", file=INDEX_FILE)
 
     def check_room(self, chosen: Collection[RemoteFile]) -> None:
-        """Refuse what the disk cannot hold before it is full."""
+        """Refuse what the disk cannot hold beside PULL_RESERVE_BYTES, before any of it comes.
+
+        Raises:
+            StoreFull: naming what is free, needed and in reserve.
+        """
         self._total, self._here = sum(file.nbytes for file in chosen), 0
         missing = sum(map(self._missing_nbytes, chosen))
         free = shutil.disk_usage(_existing_parent(self._folder)).free
-        if missing > free:
+        if missing and missing + PULL_RESERVE_BYTES > free:
             raise StoreFull(
                 f"the disk of {self._folder} has {format_bytes(free)} free, "
-                f"{format_bytes(missing)} are needed"
+                f"{format_bytes(missing)} are needed, and {format_bytes(PULL_RESERVE_BYTES)} "
+                "stay in reserve"
             )
 
     def fetch(self, file: RemoteFile) -> None:

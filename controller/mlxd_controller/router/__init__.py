@@ -1,6 +1,6 @@
 """The door for a router in front: models as engines of `vllm.grpc.engine`, each at a port.
 
-Nothing here but this file may be imported without the extra.
+Nothing here but this file and `services` may be imported without the extra.
 """
 
 from __future__ import annotations

@@ -9,7 +9,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,7 +18,8 @@ from smg_grpc_proto import vllm_engine_pb2 as pb
 from smg_grpc_proto.generated import common_pb2
 
 from mlxd.v1 import types_pb2
-from mlxd_models.files.generation_defaults import GENERATION_CONFIG_FILE
+from mlxd_models.files.generation_defaults import BOS_SOURCES, EOS_SOURCES, GENERATION_CONFIG_FILE
+from mlxd_models.files.large_json import parse_large_object
 from mlxd_models.files.model_config import (
     CONFIG_FILE,
     SPECIAL_TOKENS_FILE,
@@ -27,6 +28,7 @@ from mlxd_models.files.model_config import (
     no_tokenizer,
 )
 from mlxd_models.files.model_source import files_of
+from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -56,9 +58,7 @@ def info_to_pb(model: types_pb2.Model, *, name: str) -> Message:
     """
     files = files_of(Path(model.path))
     read = files.read_json(CONFIG_FILE)
-    eos = _ids(files.read_json(GENERATION_CONFIG_FILE), "eos_token_id") or _ids(
-        read, "eos_token_id"
-    )
+    eos, bos = _find_ids(files, EOS_SOURCES), _find_ids(files, BOS_SOURCES)
     context = model.context_length or model.context_length_max
     sampling = {
         name: round(getattr(model.effective_sampling, name), _DIGITS)
@@ -76,7 +76,7 @@ def info_to_pb(model: types_pb2.Model, *, name: str) -> Message:
         model_type=_text(read.get("model_type")),
         architectures=[model.architecture],
         eos_token_ids=eos,
-        bos_token_id=next(iter(_ids(read, "bos_token_id")), 0),
+        bos_token_id=next(iter(bos), 0),
         pad_token_id=next(iter(_ids(read, "pad_token_id")), 0),
         default_sampling_params_json=json.dumps(sampling),
     )
@@ -118,6 +118,41 @@ def chunks_of(archive: bytes, digest: str) -> Iterator[Message]:
             data=archive[begin : begin + step],
             sha256=digest if is_last else "",
         )
+
+
+def _find_ids(files: StoredFiles, sources: Iterable[tuple[str, str]]) -> list[int]:
+    """Return the ids of the first source with an answer, as the worker does; none without one.
+
+    Raises:
+        InvalidModel: a file cannot be read.
+    """
+    for file, field in sources:
+        value = files.read_json(file).get(field)
+        if value is not None:
+            listed = value if isinstance(value, list) else [value]
+            named = [each.get("content") if isinstance(each, dict) else each for each in listed]
+            words = [each for each in named if isinstance(each, str)]
+            ids = _ids_of_words(files, words) if words else {}
+            found_ids = [ids.get(each) if isinstance(each, str) else each for each in named]
+            return _ids({field: found_ids}, field)
+    return []
+
+
+def _ids_of_words(files: StoredFiles, words: Collection[str]) -> dict[str, int]:
+    """Return the ids of those tokens that the tokenizer has: as added ones, else as its model's."""
+    raw = files.read(TOKENIZER_FILE, bytes_max=config.TOKENIZER_FILE_BYTES_MAX)
+    if raw is None:
+        return {}
+    tokenizer = parse_large_object(raw, file=files.label(TOKENIZER_FILE))
+    added, model = tokenizer.get("added_tokens"), tokenizer.get("model")
+    vocab = model.get("vocab") if isinstance(model, dict) else None
+    if isinstance(vocab, list):  # pieces with their scores, in the order of their ids
+        vocab = {piece[0]: i for i, piece in enumerate(vocab) if isinstance(piece, list) and piece}
+    ids = {word: vocab[word] for word in words if word in vocab} if vocab else {}
+    for token in added if isinstance(added, list) else []:
+        if isinstance(token, dict) and token.get("content") in words:
+            ids[token["content"]] = token.get("id")
+    return ids
 
 
 def _ids(values: Mapping[str, Any], name: str) -> list[int]:

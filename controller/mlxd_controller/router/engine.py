@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
-from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeAlias
@@ -27,11 +26,7 @@ from mlxd_controller.router.answering import Answers
 from mlxd_controller.router.asking import check_rank, generate_of
 from mlxd_controller.router.calls import Calls
 from mlxd_controller.router.loads import SECTIONS, Load, load_of, loads_to_pb, record_to_pb
-from mlxd_controller.runtime.ports import Clock
-from mlxd_controller.runtime.runtime import Runtime
-from mlxd_controller.services.catalog import Catalog
-from mlxd_controller.services.inference import InferenceService
-from mlxd_controller.services.models import ModelService
+from mlxd_controller.router.services import Services
 from mlxd_shared import config
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest, MlxdError
 from mlxd_shared.wire.admission import Room
@@ -42,17 +37,6 @@ from mlxd_shared.wire.status import RemoteError
 DESCRIPTOR: Final = pb.DESCRIPTOR.services_by_name["VllmEngine"]
 SERVER_TYPE: Final = "mlxd"
 _Request: TypeAlias = Any  # a message whose package has no types
-
-
-@dataclass(frozen=True, slots=True)
-class Services:
-    """The controller's own, which do the work."""
-
-    catalog: Catalog
-    inference: InferenceService
-    models: ModelService
-    runtime: Runtime
-    clock: Clock
 
 
 class Engine:

@@ -202,7 +202,9 @@ class ModelService:
             raise InvalidRequest.of("model", "no cache to pull into: serve with --hub-cache")
         wanted = wanted_of(request.model, request.include, self._downloads.cache)
         _check_key(request.model, wanted.repository)
-        async with aclosing(self._downloads.follow(wanted)) as steps:
+        key = current_caller.get().key
+        caller = "" if key is None else key.name
+        async with aclosing(self._downloads.follow(wanted, caller=caller)) as steps:
             async for step in steps:
                 yield write(step, model_pb2.PullModelResponse)
 

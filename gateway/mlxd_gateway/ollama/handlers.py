@@ -18,7 +18,7 @@ from mlxd_gateway.common.responses import LINES, gather, json_response, stream, 
 from mlxd_gateway.ollama import answers as a
 from mlxd_gateway.ollama import requests as r
 from mlxd_gateway.ollama.asks import ask_chat, ask_generate, keep_alive_s
-from mlxd_gateway.ollama.pulls import Pull, PullResponse, name_on_hub
+from mlxd_gateway.ollama.pulls import Pull, name_on_hub, response_of
 from mlxd_shared import config
 
 _read_chat = reader_of(r.ChatRequest)
@@ -135,7 +135,7 @@ async def pull(request: Request) -> Response:
     try:
         await while_there(request, pulling.begin(name, config.HTTP_FIRST_S))
         if body.stream is not False:
-            return PullResponse(pulling)
+            return response_of(pulling)
         await while_there(request, _wait_for(pulling))
     except BaseException:
         await pulling.aclose()

@@ -13,13 +13,11 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 
-from starlette.responses import StreamingResponse
-from starlette.types import Receive, Scope, Send
-
 from mlxd import MlxdError, PullPhase, PullProgress, ShuttingDown, Stream
 from mlxd_gateway.common.asks import LATEST, without_hub
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.failures import failure_of
+from mlxd_gateway.common.owned import OwningResponse, next_of
 from mlxd_gateway.common.responses import LINES, write_line
 from mlxd_gateway.ollama.errors import error_body
 
@@ -96,31 +94,13 @@ class Pull:
         """Return what reads the next step: one at a time, which no time-out cuts off."""
         if self._next is None:
             assert self._steps is not None, "begin it first"
-            self._next = asyncio.create_task(_next_of(self._steps))
+            self._next = asyncio.create_task(next_of(self._steps))
         return self._next
 
 
-async def _next_of(steps: Stream[PullProgress]) -> PullProgress | None:
-    async for step in steps:
-        return step
-    return None
-
-
-class PullResponse(StreamingResponse):
-    """Streams a pull that was begun."""
-
-    def __init__(self, pull: Pull) -> None:
-        """Own `pull`."""
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(_write(pull), headers=headers, media_type=LINES)
-        self._pull = pull
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all, unless the client goes."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._pull.aclose()
+def response_of(pull: Pull) -> OwningResponse:
+    """Return the answer that streams a pull that was begun, and owns it."""
+    return OwningResponse(_write(pull), pull.aclose, media_type=LINES)
 
 
 async def _write(pull: Pull) -> AsyncIterator[bytes]:

@@ -16,11 +16,11 @@ from contextlib import AsyncExitStack, contextmanager
 from typing import Any, TypeVar
 
 from starlette.requests import Request
-from starlette.responses import Response, StreamingResponse
-from starlette.types import Receive, Scope, Send
+from starlette.responses import Response
 
 from mlxd import MlxdError
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
+from mlxd_gateway.common.owned import OwningResponse, next_of
 from mlxd_gateway.common.responses import EVENT_STREAM, while_there, write_comment, write_event
 from mlxd_gateway.page.errors import error_body, rename
 from mlxd_shared import config
@@ -75,12 +75,13 @@ async def stream_events(
         ClientDisconnect: the client has gone.
     """
     try:
-        first = await answer_once(request, _next(items))
+        first = await answer_once(request, next_of(items))
     except BaseException:
         await held.aclose()
         raise
     leaving: asyncio.Event = request.app.state.leaving
-    return _EventsResponse(_write(first, items, write, leaving), held)
+    chunks = _write(first, items, write, leaving)
+    return OwningResponse(chunks, held.aclose, media_type=EVENT_STREAM)
 
 
 async def answer_once(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
@@ -94,22 +95,6 @@ async def answer_once(request: Request, work: Coroutine[Any, Any, _T]) -> _T:
         return await while_there(request, work)
     except MlxdError as error:
         raise Refused(failure_of(error, rename)) from error
-
-
-class _EventsResponse(StreamingResponse):
-    """Sends events, and closes what they are made of."""
-
-    def __init__(self, chunks: AsyncIterator[bytes], held: AsyncExitStack) -> None:
-        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
-        super().__init__(chunks, headers=headers, media_type=EVENT_STREAM)
-        self._held = held
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Send it all, unless the client goes."""
-        try:
-            await super().__call__(scope, receive, send)
-        finally:
-            await self._held.aclose()
 
 
 async def _write(
@@ -127,7 +112,7 @@ async def _write(
     try:
         while item is not None:
             yield write(item)
-            upcoming = asyncio.create_task(_next(items))
+            upcoming = asyncio.create_task(next_of(items))
             try:
                 while not upcoming.done():
                     await asyncio.wait(
@@ -148,10 +133,3 @@ async def _write(
         yield write_event(error_body(failure_of(error, rename)), "error")
     finally:
         left.cancel()
-
-
-async def _next(items: AsyncIterator[_T]) -> _T | None:
-    """Return the next item; None: there is none."""
-    async for item in items:
-        return item
-    return None

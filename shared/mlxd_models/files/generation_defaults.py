@@ -11,6 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
+from mlxd_models.files.model_config import (
+    CONFIG_FILE,
+    SPECIAL_TOKENS_FILE,
+    TOKENIZER_CONFIG_FILE,
+)
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.ollama_manifest import PARAMETERS_FILE
 from mlxd_shared.domain.requests import (
@@ -22,6 +27,20 @@ from mlxd_shared.domain.requests import (
 from mlxd_shared.ops.logs import get_logger
 
 GENERATION_CONFIG_FILE: Final = "generation_config.json"
+EOS_SOURCES: Final = (
+    (GENERATION_CONFIG_FILE, "eos_token_id"),
+    (CONFIG_FILE, "eos_token_id"),
+    (TOKENIZER_CONFIG_FILE, "eos_token"),
+    (SPECIAL_TOKENS_FILE, "eos_token"),
+)
+"""Files and fields that say which tokens end a text; the first that says any wins."""
+BOS_SOURCES: Final = (
+    (TOKENIZER_CONFIG_FILE, "bos_token"),
+    (SPECIAL_TOKENS_FILE, "bos_token"),
+    (CONFIG_FILE, "bos_token_id"),
+    (GENERATION_CONFIG_FILE, "bos_token_id"),
+)
+"""Those that say which one begins it."""
 
 _log = get_logger("load")
 

@@ -188,6 +188,29 @@ async def test_downloads_and_calls_are_bounded() -> None:
 
 
 @pytest.mark.asyncio
+async def test_one_caller_has_not_all_downloads() -> None:
+    """Beyond its own bound it is refused, and others are not; it may follow what others began, and
+    begin another once one of its own has ended.
+    """
+    fetch = Scripted()
+    downloads = Downloads(CACHE, fetch, pulls_max=3, pulls_a_caller_max=1)
+    wanted = [Wanted(f"o/{number}", "main", CACHE) for number in range(3)]
+    own = downloads.follow(wanted[0], caller="a")
+    await anext(own)
+    with pytest.raises(QueueFull, match=r"downloads of one key is full \(limit 1\)"):
+        await anext(downloads.follow(wanted[1], caller="a"))
+    async with aclosing(downloads.follow(wanted[1], caller="b")) as others:
+        await anext(others)
+        async with aclosing(downloads.follow(wanted[1], caller="a")) as shared:
+            assert (await anext(shared)).phase is PullPhase.LISTING
+    fetch.results[0].set_result(result_of(wanted[0]))
+    assert await phases_of(own) == [PullPhase.DONE]
+    async with aclosing(downloads.follow(wanted[2], caller="a")) as again:
+        assert (await anext(again)).phase is PullPhase.LISTING
+    await downloads.aclose()
+
+
+@pytest.mark.asyncio
 async def test_a_download_that_ends_at_once_is_told_whole() -> None:
     """However close its steps and its end are to each other."""
 

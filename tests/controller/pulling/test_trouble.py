@@ -15,6 +15,7 @@ from mlxd_controller.pulling.hub import pull
 from mlxd_controller.pulling.hub_api import Hub, RemotePart
 from mlxd_controller.pulling.wanted import Wanted
 from mlxd_controller.store.hub import HubShelf
+from mlxd_shared import config
 from mlxd_shared.domain.errors import HubDenied, MlxdError, PullFailed, StoreFull
 from mlxd_shared.domain.pulls import PulledModel
 from tests.support.hub_server import FakeHub, Repository, serving
@@ -116,6 +117,15 @@ def test_what_is_here_already_needs_no_room(tmp_path: Path) -> None:
     assert Path(pulled.path, WEIGHTS).resolve() == blob.resolve()
     assert pulled.digest == "", "holes are no weights"
     blob.unlink()
+
+
+def test_a_pull_leaves_the_disk_its_reserve(tmp_path: Path) -> None:
+    """What would fit, but not beside the reserve, is refused with all three figures."""
+    free = shutil.disk_usage(tmp_path).free
+    nbytes = max(free - config.PULL_RESERVE_BYTES // 2, 1)
+    hub = ListedHub(nbytes, hashlib.sha256().hexdigest())
+    with pytest.raises(StoreFull, match=r"free, .* are needed, and .* stay in reserve"):
+        pull(hub, Wanted("o/m", "main", tmp_path / "hub"), lambda *_: None)
 
 
 def test_no_error_tells_where_bytes_are(hub: FakeHub, tmp_path: Path) -> None:

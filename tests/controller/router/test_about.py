@@ -17,6 +17,7 @@ from mlxd_controller.router.about import chunks_of, digest_of, info_to_pb, zip_t
 from mlxd_controller.store.shelves import demo_model
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel
+from mlxd_worker.tokenizing.files import load_tokenizer
 
 
 def model(**fields: Any) -> types_pb2.Model:
@@ -44,6 +45,29 @@ def test_a_router_is_told_what_a_model_is() -> None:
     assert json.loads(info.default_sampling_params_json) == {
         "temperature": 0.8, "top_p": 0.95, "top_k": 40,
     }  # fmt: skip
+
+
+def test_a_router_is_told_the_ends_that_the_worker_knows(tmp_path: Path) -> None:
+    """Also where only the tokenizer's own files name them, as tokens; in the worker's order."""
+    for name in ("config.json", "tokenizer.json", "tokenizer_config.json"):
+        content = json.loads((demo_model() / name).read_text(encoding="utf-8"))
+        for field in ("eos_token_id", "bos_token_id", "eos_token", "bos_token"):
+            content.pop(field, None)
+        (tmp_path / name).write_text(json.dumps(content), encoding="utf-8")
+    tokens = json.loads((tmp_path / "tokenizer.json").read_text(encoding="utf-8"))["added_tokens"]
+    first, last = tokens[0], tokens[-1]
+    names = {"bos_token": {"content": first["content"]}, "eos_token": last["content"]}
+    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names), encoding="utf-8")
+
+    elsewhere = model()
+    elsewhere.path = str(tmp_path)
+    info: Any = info_to_pb(elsewhere, name="demo")
+    ours = load_tokenizer(tmp_path)
+    assert list(info.eos_token_ids) == [last["id"]] == list(ours.eos_ids)
+    assert info.bos_token_id == first["id"] == ours.bos_id
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": [3, 5]}', encoding="utf-8")
+    again: Any = info_to_pb(elsewhere, name="demo")
+    assert list(again.eos_token_ids) == [3, 5]
 
 
 def test_a_loaded_model_s_context_is_the_one_in_force() -> None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -103,6 +105,49 @@ async def test_a_port_that_is_taken_is_refused_and_others_are_given_back() -> No
 
 
 @pytest.mark.asyncio
+async def test_a_model_whose_port_is_taken_keeps_no_other_one_waiting(tmp_path: Path) -> None:
+    """The later one has its own port at once; the taken one is tried again at the next look."""
+    store = store_with("a")
+    with own_port() as address, contextlib.ExitStack() as others:
+        host, _, first = address.rpartition(":")
+        async with controller_stack(store=store) as stack:
+            manifest = tmp_path / "m.json"
+            ports = await start(stack, store, RouterDoor(address, manifest=manifest))
+            taken = others.enter_context(socket.socket())
+            taken.bind((host, int(first) + 1))
+            taken.listen()
+            for name in ("b", "c"):
+                store.put(Path(f"/models/{name}"), f"digest-{name}", facts(10))
+                await store.add(Path(f"/models/{name}"), name=name)
+            with pytest.raises(InvalidRequest, match="cannot listen"):
+                await ports.look()
+            beside = targets_of(manifest)
+            taken.close()
+            await ports.look()
+            all_three = targets_of(manifest)
+            await ports.stop(0)
+
+        assert beside == [address, f"{host}:{int(first) + 2}"]
+        assert all_three == [f"{host}:{int(first) + place}" for place in range(3)]
+
+
+@pytest.mark.asyncio
+async def test_the_file_goes_when_the_ports_do(tmp_path: Path) -> None:
+    """No router is sent to ports where nobody listens; a successor's file is left alone."""
+    store, manifest = store_with("a"), tmp_path / "m.json"
+    async with controller_stack(store=store) as stack:
+        ports = await start(stack, store, door(tmp_path))
+        assert manifest.exists()
+        await ports.stop(0)
+        assert not manifest.exists()
+
+        ports = await start(stack, store, door(tmp_path))
+        manifest.write_text('{"version": 1, "workers": []}', encoding="utf-8")
+        await ports.stop(0)
+        assert manifest.exists()
+
+
+@pytest.mark.asyncio
 async def test_a_port_beyond_the_last_is_refused() -> None:
     """By the model that would have it."""
     store = store_with("a", "b")
@@ -122,7 +167,7 @@ async def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
             await ports.start()
 
 
-@pytest.mark.parametrize("host", ["0.0.0.0", "[::]"])
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "[0:0:0:0:0:0:0:0]", "[::0]"])
 @pytest.mark.asyncio
 async def test_a_file_needs_an_address_that_can_be_called(tmp_path: Path, host: str) -> None:
     """An address of all interfaces is none to call at."""

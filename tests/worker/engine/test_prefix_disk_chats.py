@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.engines import TinyEngine, tiny_engine
-from tests.support.kept_on_disk import BLOCK_TOKENS, disk_of, engine_with_disk
+from tests.support.kept_on_disk import BLOCK_TOKENS, SettledTier, disk_of, engine_with_disk
 from tests.support.remembering import MEMORIES, answer_of, tokens_of
 
 PROMPT = tokens_of(1, 100)
@@ -55,7 +55,12 @@ def test_what_memory_has_no_room_for_is_read(memory: tuple[str, Path], tmp_path:
         nbytes = ample.prefix.nbytes
         assert disk_of(ample).tier.store.counts.written == 0, "there is room"
 
-    with engine_with_disk(model, tmp_path / "short", prefix_nbytes=nbytes * 3 // 2) as short:
+    # What goes from memory depends on what is on disk and on how fast the disk is measured to be.
+    settled = {"make_tier": SettledTier, "clock": lambda: 0.0}
+    short_nbytes = nbytes * 3 // 2
+    with engine_with_disk(
+        model, tmp_path / "short", prefix_nbytes=short_nbytes, disk_options=settled
+    ) as short:
         for prompt in (PROMPT, *OTHERS):
             ask(short, prompt)
             short.run()  # until nothing waits for its turn

@@ -10,18 +10,12 @@ Sources, first that says it wins
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 from tokenizers import Tokenizer as RawTokenizer
 
-from mlxd_models.files.generation_defaults import GENERATION_CONFIG_FILE
-from mlxd_models.files.model_config import (
-    CONFIG_FILE,
-    SPECIAL_TOKENS_FILE,
-    TOKENIZER_CONFIG_FILE,
-    TOKENIZER_FILE,
-    no_tokenizer,
-)
+from mlxd_models.files.generation_defaults import BOS_SOURCES, EOS_SOURCES
+from mlxd_models.files.model_config import TOKENIZER_CONFIG_FILE, TOKENIZER_FILE, no_tokenizer
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX, TOKENIZER_PIECE_CHARS_MAX
@@ -29,19 +23,6 @@ from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.text.rules import Judgement, check_tokenizer, read_settings
 from mlxd_worker.text.tokenizer import Tokenizer, library_faults, read_raw
 from mlxd_worker.tokenizing.children import try_tokenizer
-
-_EOS_SOURCES: Final = (
-    (GENERATION_CONFIG_FILE, "eos_token_id"),
-    (CONFIG_FILE, "eos_token_id"),
-    (TOKENIZER_CONFIG_FILE, "eos_token"),
-    (SPECIAL_TOKENS_FILE, "eos_token"),
-)
-_BOS_SOURCES: Final = (
-    (TOKENIZER_CONFIG_FILE, "bos_token"),
-    (SPECIAL_TOKENS_FILE, "bos_token"),
-    (CONFIG_FILE, "bos_token_id"),
-    (GENERATION_CONFIG_FILE, "bos_token_id"),
-)
 
 
 def load_tokenizer(source: Source) -> Tokenizer:
@@ -55,10 +36,10 @@ def load_tokenizer(source: Source) -> Tokenizer:
     content, judged = _read_content(stored)
     with library_faults("is not a tokenizer", stored.label(TOKENIZER_FILE)):
         raw = read_raw(content)
-    names = {name for name, _ in _EOS_SOURCES + _BOS_SOURCES}
+    names = {name for name, _ in EOS_SOURCES + BOS_SOURCES}
     files = {name: stored.read_json(name) for name in sorted(names)}
-    eos_ids = _first_ids(raw, files, _EOS_SOURCES)
-    bos_ids = _first_ids(raw, files, _BOS_SOURCES)
+    eos_ids = _first_ids(raw, files, EOS_SOURCES)
+    bos_ids = _first_ids(raw, files, BOS_SOURCES)
     add_bos = files[TOKENIZER_CONFIG_FILE].get("add_bos_token")
     if add_bos is not None and not isinstance(add_bos, bool):
         raise InvalidModel("neither true nor false", TOKENIZER_CONFIG_FILE, "add_bos_token")

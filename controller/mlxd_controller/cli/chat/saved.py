@@ -124,6 +124,7 @@ def _parse(content: object) -> SavedChat:
         raise ValueError(f"keys {', '.join(map(str, content))}")
     if not isinstance(content["variables"], dict):
         raise ValueError("variables are of another kind")  # noqa: TRY004
+    _check_no_null(content["messages"])
     messages = messages_from_json(content["messages"])
     if any(message.role not in ROLES for message in messages):
         raise ValueError("a message of nobody")
@@ -131,6 +132,20 @@ def _parse(content: object) -> SavedChat:
         raise ValueError("a call of nothing")
     model, system = _text(content["model"]), _text(content["system"])
     return SavedChat(model, system, content["variables"], messages)
+
+
+def _check_no_null(written: object) -> None:
+    """Check that messages are a list whose fields say something: as protobuf, null would be none.
+
+    Raises:
+        ValueError: naming the field.
+    """
+    if not isinstance(written, list):
+        raise ValueError("messages are no list")  # noqa: TRY004
+    for index, message in enumerate(written):
+        for name, value in message.items() if isinstance(message, dict) else ():
+            if value is None:
+                raise ValueError(f"messages[{index}].{name!s:.40} is null")
 
 
 def _text(value: object) -> str:

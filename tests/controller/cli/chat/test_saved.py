@@ -74,6 +74,7 @@ def test_a_chat_is_whole_after_its_writer_was_killed(tmp_path: Path) -> None:
     "change",
     [
         {"version": 2}, {"more": 1}, {"system": 5}, {"variables": []}, {"messages": {}},
+        {"messages": None}, {"messages": [{"role": "user", "content": None}]}, {"messages": [None]},
         {"messages": ["x"]}, {"messages": [{"role": "nobody"}]},
         {"messages": [{"role": "user", "more": ""}]},
         {"messages": [{"role": "user", "content": 1}]},
