@@ -123,10 +123,10 @@ async def _gather(
 ) -> AsyncIterator[Crew]:
     """Have workers on the nodes of a cluster, around the body; what reaches it is an extra."""
     from mlxd_controller.fleet.gathering import gather_fleet  # noqa: PLC0415
-    from mlxd_controller.fleet.ray_nodes import joined  # noqa: PLC0415
+    from mlxd_controller.fleet.ray_nodes import join_cluster  # noqa: PLC0415
 
     async with (
-        joined(place.address) as membership,
+        join_cluster(place.address) as membership,
         gather_fleet(settings, membership, clock, store) as fleet,
     ):
         yield Crew(fleet.ports, settings.max_loaded, survivors=fleet.survivors)

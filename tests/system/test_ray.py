@@ -79,7 +79,7 @@ async def until(client: Client, holds: Callable[[Status], bool]) -> None:
                 return
 
 
-def reached(*names: str) -> Callable[[Status], bool]:
+def only_reach(*names: str) -> Callable[[Status], bool]:
     """Return whether just these machines are reached."""
     return lambda status: {d.machine for d in status.devices if not d.lost} == set(names)
 
@@ -116,7 +116,7 @@ async def stream(
 async def test_a_fleet_on_ray_loses_nodes_and_streams_go_on(tmp_path: Path) -> None:
     """A raylet killed, another one stopped: equal tokens; who comes back is used again."""
     async with ray_cluster("a", "b") as cluster, controller(cluster, tmp_path) as (_, client):
-        await until(client, reached("a", "b"))
+        await until(client, only_reach("a", "b"))
         undisturbed, migrations, _ = await stream(client)
         assert migrations == 0
 
@@ -126,13 +126,13 @@ async def test_a_fleet_on_ray_loses_nodes_and_streams_go_on(tmp_path: Path) -> N
         assert (ids, migrations) == (undisturbed, 1)
         assert await where(client) == second
         await cluster.order("join", first)
-        await until(client, reached("a", "b"))
+        await until(client, only_reach("a", "b"))
 
         ids, migrations, silent_s = await stream(client, lambda: cluster.order("stop", second))
         assert (ids, migrations) == (undisturbed, 1)
         assert await where(client) == first
         await cluster.order("continue", second)
-        await until(client, reached("a", "b"))
+        await until(client, only_reach("a", "b"))
         print(f"gap after a kill {killed_s:.2f} s, after a silence {silent_s:.2f} s")  # noqa: T201
 
 

@@ -71,7 +71,7 @@ class NodeAgent:
             "release": self._release,
             "report": self._report,
             "launch": self._launch,
-            "ended": self._ended,
+            "ended": self._wait_ended,
             "end": self._end,
             "abandon": self._abandon,
             "remember": self._remember,
@@ -115,7 +115,7 @@ class NodeAgent:
             self._hear()
             living = [w for w in self._workers.values() if w.exit_code is None]
             return tuple(
-                Kept(_told(worker), self._holdings[worker.incarnation])
+                Kept(_describe(worker), self._holdings[worker.incarnation])
                 for worker in living
                 if worker.incarnation in self._holdings
             )
@@ -167,9 +167,9 @@ class NodeAgent:
             raise WorkerStartFailed(model, ("the launch was given up",))
         worker = launching.result()
         self._workers[incarnation] = worker
-        return _told(worker)
+        return _describe(worker)
 
-    async def _ended(self, incarnation: str, model: str) -> Ended:
+    async def _wait_ended(self, incarnation: str, model: str) -> Ended:
         """Return the end of a worker, once it has come."""
         worker = self._workers.get(incarnation)
         if worker is None:
@@ -224,7 +224,7 @@ class NodeAgent:
         await asyncio.gather(*(self._abandon(each) for each in known if each not in but))
 
 
-def _told(worker: WorkerProcess) -> Launched:
+def _describe(worker: WorkerProcess) -> Launched:
     return Launched(worker.incarnation, worker.pid, worker.address)
 
 

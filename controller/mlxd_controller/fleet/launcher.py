@@ -40,13 +40,13 @@ class FleetProcess(EndingProcess):
     proof: Proof | None = None
 
     def __init__(
-        self, node: Node, model: str, told: Launched, ended: Callable[[str], None]
+        self, node: Node, model: str, launched: Launched, ended: Callable[[str], None]
     ) -> None:
         """Watch the worker from now on; `ended` is called with its incarnation at its end."""
-        super().__init__(told.incarnation, asyncio.create_task(self._follow()))
-        self._ended.add_done_callback(lambda _: ended(told.incarnation))
-        self.pid = told.pid
-        self.address = told.address
+        super().__init__(launched.incarnation, asyncio.create_task(self._follow()))
+        self._ended.add_done_callback(lambda _: ended(launched.incarnation))
+        self.pid = launched.pid
+        self.address = launched.address
         self.node = node
         self.read = 0
         """The number of the next line of its output."""
@@ -125,10 +125,10 @@ class FleetLauncher:
         self._nodes = nodes
         self._security = security
 
-    def adopt(self, node: Node, model: str, told: Launched) -> FleetProcess:
+    def adopt(self, node: Node, model: str, launched: Launched) -> FleetProcess:
         """Watch a worker that runs already."""
-        process = FleetProcess(node, model, told, self._drop)
-        self.processes[told.incarnation] = process
+        process = FleetProcess(node, model, launched, self._drop)
+        self.processes[launched.incarnation] = process
         return process
 
     async def launch(self, *, model: str, incarnation: str, device: str = "") -> FleetProcess:
@@ -137,13 +137,13 @@ class FleetLauncher:
         if node is None:
             raise WorkerStartFailed(model, (f"no node has the device {device!r}",))
         try:
-            told = await node.launch(model, incarnation, device)
+            launched = await node.launch(model, incarnation, device)
         except NodeLost as error:
             raise WorkerStartFailed(model, (str(error),)) from error
         except asyncio.CancelledError:
             await self._abandon(node, incarnation)
             raise
-        return self.adopt(node, model, told)
+        return self.adopt(node, model, launched)
 
     def connect(
         self,

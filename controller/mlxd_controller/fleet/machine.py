@@ -55,7 +55,7 @@ class OwnMachine:
             gpu_ids={f"{self._node}/{gpu.name}": gpu.id for gpu in self._gpus},
             findings=Path(options.findings) if options.findings else None,
             listen=f"tcp:{self._host}:0",
-            further=("--machine", self._node, *_secured(options.tls)),
+            further=("--machine", self._node, *_tls_options(options.tls)),
         )
         self._launchers.append(launcher)
         return launcher
@@ -70,7 +70,7 @@ class OwnMachine:
             self._launchers.pop().close()
 
 
-def _secured(folder: str) -> tuple[str, ...]:
+def _tls_options(folder: str) -> tuple[str, ...]:
     """Return a worker's options for the files of a node."""
     if not folder:
         return ()

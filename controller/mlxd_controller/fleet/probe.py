@@ -81,8 +81,8 @@ class Fleet:
         until_s = clock() + start_s
         while True:
             await self._look()
-            for found in await asyncio.gather(*map(self._take, self.nodes.values())):
-                living += found
+            for workers in await asyncio.gather(*map(self._take, self.nodes.values())):
+                living += workers
             if any(not node.lost for node in self.nodes.values()):
                 return living
             if clock() >= until_s:

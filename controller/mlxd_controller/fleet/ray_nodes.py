@@ -98,7 +98,7 @@ class RayMembership:
 
 
 @asynccontextmanager
-async def joined(address: str) -> AsyncIterator[RayMembership]:
+async def join_cluster(address: str) -> AsyncIterator[RayMembership]:
     """Join a cluster around the body: `auto` is this machine's, else its head's HOST:PORT.
 
     Raises:

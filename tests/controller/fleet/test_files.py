@@ -61,10 +61,10 @@ def add_blind(nodes: Nodes, copies: Path) -> None:
 async def send(node: Node, digest: str, path: Path) -> tuple[list[LoadProgress], Sent]:
     """Return what was told on the way, and the end."""
     async with aclosing(send_model(node, digest, path)) as steps:
-        told = [step async for step in steps]
-    sent = told.pop()
+        values = [step async for step in steps]
+    sent = values.pop()
     assert isinstance(sent, Sent)
-    return [step for step in told if isinstance(step, LoadProgress)], sent
+    return [step for step in values if isinstance(step, LoadProgress)], sent
 
 
 @pytest.mark.asyncio

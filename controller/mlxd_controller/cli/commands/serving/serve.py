@@ -291,8 +291,8 @@ def _check_fleet(settings: ServeSettings) -> None:
         "--prefix-disk": settings.prefix_disk is not None,
         "--run-dir": settings.run_dir is not None,
     }
-    for flag, given in others.items():
-        if given:
+    for flag, is_set in others.items():
+        if is_set:
             usage_error(f"{flag} does not go with --fleet")
 
 
