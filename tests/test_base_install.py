@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import metadata
 
 import pytest
@@ -20,10 +21,14 @@ OURS = {"mlxd", "mlxd_controller", "mlxd_models", "mlxd_shared"}
 GATEWAY = {"mlxd_gateway"}
 ROUTER = "mlxd_controller.router"
 """The door for a router, whose modules need an extra."""
+RAY = "mlxd_controller.fleet.ray_nodes"
+"""What reaches nodes over Ray, an extra."""
+IN_RAY = ("colorama", "psutil")
+"""Others' packages that Ray brings inside its own."""
 PROGRAM = """
 import importlib, importlib.abc, pkgutil, sys
 
-allowed, beside = set(sys.argv[2].split(",")), sys.argv[3]
+allowed, beside = set(sys.argv[2].split(",")), tuple(sys.argv[3].split(","))
 
 class Refuse(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path=None, target=None):
@@ -71,14 +76,18 @@ def allowed_modules(*extras: str) -> set[str]:
 
 
 def import_all(
-    packages: set[str], *extras: str, beside: str = f"{ROUTER}."
+    packages: set[str],
+    *extras: str,
+    beside: Sequence[str] = (f"{ROUTER}.", RAY),
+    bundled: Sequence[str] = (),
 ) -> subprocess.CompletedProcess[str]:
     """Import every module of the packages in a child that refuses the rest of the world.
 
-    beside: what the names of modules begin with that are left out.
+    beside: what the names of modules begin with that are left out. bundled: what a dependency has
+    in its own folder, under another's name.
     """
-    allowed = ",".join(allowed_modules(*extras))
-    command = [sys.executable, "-c", PROGRAM, ",".join(packages), allowed, beside]
+    allowed = ",".join(allowed_modules(*extras) | set(bundled))
+    command = [sys.executable, "-c", PROGRAM, ",".join(packages), allowed, ",".join(beside)]
     return subprocess.run(
         command, capture_output=True, text=True, timeout=CHILD_TIMEOUT_S, check=False
     )
@@ -103,12 +112,24 @@ def test_the_gateway_needs_the_extra_http_and_no_more() -> None:
 
 def test_the_router_s_door_needs_the_extra_router_and_no_more() -> None:
     """Every module of it imports with that extra, and not without it."""
-    done = import_all({ROUTER}, "router", beside="-")
+    done = import_all({ROUTER}, "router", beside=("-",))
     assert done.returncode == 0, done.stderr
     assert f"{ROUTER}.engine" in done.stdout.split()
-    done = import_all({ROUTER}, beside="-")
+    done = import_all({ROUTER}, beside=("-",))
     assert done.returncode != 0
     assert "not in the base install: smg_grpc_proto" in done.stderr
+
+
+def test_a_fleet_s_nodes_need_the_extra_fleet_and_no_more() -> None:
+    """The file that knows Ray imports with that extra, and not without it; the rest of it does."""
+    fleet = RAY.rpartition(".")[0]
+    done = import_all({fleet}, "fleet", beside=("-",), bundled=IN_RAY)
+    assert done.returncode == 0, done.stderr
+    assert RAY in done.stdout.split()
+    assert import_all({fleet}).returncode == 0
+    done = import_all({fleet}, beside=("-",), bundled=IN_RAY)
+    assert done.returncode != 0
+    assert "not in the base install: ray" in done.stderr
 
 
 @pytest.mark.parametrize("module", ["mlx", "tokenizers", "mlxd_worker", "mlx_lm", "numpy"])

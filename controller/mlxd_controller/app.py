@@ -128,7 +128,8 @@ async def _running(
             silent_max_s=settings.silent_max_s,
         )
         survivors = (*crew.survivors, *held)
-        runtime.adopt(enrol(survivors, state, clock, local=crew.ports.local_workers))
+        local, endable = crew.ports.local_workers, crew.ports.endable_workers
+        runtime.adopt(enrol(survivors, state, clock, local=local, endable=endable))
         preloaded = [await store.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())

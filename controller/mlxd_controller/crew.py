@@ -1,4 +1,4 @@
-"""Where workers come from: started here, left by an earlier controller, or attached.
+"""Where workers come from: started here or on a fleet, left by an earlier controller, or attached.
 
 Attached workers may run on other machines: the scheduler uses the memory figures that they report
 for each machine.
@@ -25,7 +25,7 @@ from mlxd_controller.memory.nvidia import Gpu
 from mlxd_controller.prefixes.keeper import Keeper, open_keeper
 from mlxd_controller.runtime.ports import Clock, Holding, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
-from mlxd_controller.settings import Limits, ServeSettings, StorePlaces
+from mlxd_controller.settings import FleetPlace, Limits, ServeSettings, StorePlaces
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
@@ -64,13 +64,18 @@ async def crew_of(settings: ServeSettings, clock: Clock, store: ModelStore) -> A
     """Provide workers around the body; at its end none of them is in use any more.
 
     Raises:
-        InvalidRequest: an address or a folder in the settings is wrong, or another controller has
-            the run directory, or the folder for prompts, or what would encrypt them is missing.
+        InvalidRequest: an address or a folder in the settings is wrong, another controller has the
+            run directory or the folder for prompts, what would encrypt them is missing, or a fleet
+            has no node.
         BadCredentials: a file of `settings.worker_security` cannot be used, or the key for prompts.
         ExceptionGroup: a bug.
     """
     if settings.workers:
         async with _attach(settings, clock) as crew:
+            yield crew
+        return
+    if settings.fleet is not None:
+        async with _gather(settings, settings.fleet, clock, store) as crew:
             yield crew
         return
     try:
@@ -114,6 +119,21 @@ async def _start(
         launcher.close()
 
 
+@asynccontextmanager
+async def _gather(
+    settings: ServeSettings, place: FleetPlace, clock: Clock, store: ModelStore
+) -> AsyncIterator[Crew]:
+    """Have workers on the nodes of a cluster, around the body; what reaches it is an extra."""
+    from mlxd_controller.fleet.gathering import gather_fleet  # noqa: PLC0415
+    from mlxd_controller.fleet.ray_nodes import join_cluster  # noqa: PLC0415
+
+    async with (
+        join_cluster(place.address) as membership,
+        gather_fleet(settings, membership, clock, store) as fleet,
+    ):
+        yield Crew(fleet.ports, settings.max_loaded, survivors=fleet.survivors)
+
+
 def findings_of(stores: StorePlaces) -> Path | None:
     """Return the file with the findings of `mlxd doctor`; None without mlxd's own directory."""
     return None if stores.models_dir is None else stores.models_dir / FINDINGS_FILE
@@ -135,7 +155,9 @@ async def _attach(settings: ServeSettings, clock: Clock) -> AsyncIterator[Crew]:
         wait_s=settings.load_stall_timeout_s,
     )
     probe = AttachedProbe(settings.limits, launcher.machines)
-    ports = Ports(launcher, launcher.connect, probe, clock, local_workers=False)
+    ports = Ports(
+        launcher, launcher.connect, probe, clock, local_workers=False, endable_workers=False
+    )
     async with asyncio.TaskGroup() as tasks:
         watching = tasks.create_task(launcher.run())
         try:

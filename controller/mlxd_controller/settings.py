@@ -67,6 +67,18 @@ class RouterDoor:
 
 
 @dataclass(frozen=True, slots=True)
+class FleetPlace:
+    """A cluster whose nodes run the workers: `ray://HOST:PORT`, or `auto`.
+
+    `tls` is the folder of certificates and tokens, at the same path on all machines; None where
+    all nodes are on loopback.
+    """
+
+    address: str
+    tls: Path | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class ServeSettings:
     """Options of a controller.
 
@@ -82,9 +94,10 @@ class ServeSettings:
     which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
     it. `router` is where a router in front finds models (None: nowhere); it sends no token.
     `workers` are (name, address) of workers that somebody else started, to be used in place of
-    processes of our own. `prefix_disk` is where parts of prompts outlive the models, and how much
-    of them; None keeps nothing on disk. `load_defaults` are what loads begin with, by a model's
-    name, alias or digest. `log_content` puts prompts and outputs into the log, which otherwise
+    processes of our own; `fleet` is the cluster on which our own run, in place of this machine.
+    `prefix_disk` is where parts of prompts outlive the models, and how much of them; None keeps
+    nothing on disk. `load_defaults` are what loads begin with, by a model's name, alias or digest.
+    `log_content` puts prompts and outputs into the log, which otherwise
     never has them.
     """
 
@@ -103,6 +116,7 @@ class ServeSettings:
     security: ListenerFiles = NO_FILES
     workers: tuple[tuple[str, str], ...] = ()
     worker_security: ChannelSecurity = PLAIN
+    fleet: FleetPlace | None = None
     metrics: str | None = None
     metrics_vllm_aliases: bool = False
     http: str | None = None

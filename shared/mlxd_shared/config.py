@@ -282,6 +282,17 @@ ADOPTION_TIMEOUT_S = 3.0  # for each answer of a worker that a controller finds 
 PURGE_GRACE_S = 3.0  # for a worker that was asked to end to do so, before it is interrupted
 UNIX_PATH_BYTES_MAX = 103
 
+# --- the fleet --------------------------------------------------------------------------------
+FLEET_NODES_MAX = 256  # each is asked for a report at every interval
+FLEET_REPORT_INTERVAL_S = 0.5
+FLEET_LOOK_INTERVAL_S = 1.0  # between two looks at which nodes there are
+FLEET_SILENT_S = 5.0  # a node that answers no report for so long is lost
+FLEET_CALL_S = 20.0  # for an agent to end a worker: its grace, and a kill
+FLEET_TAKE_S = 60.0  # for an agent to start, to follow a controller and to end what was there
+FLEET_START_S = 120.0  # for the first node, at a controller's start
+FLEET_CHUNK_BYTES = MIB  # of a model's file that is copied to a node, in one call
+FLEET_FILES_MAX = 4096  # of a model that is copied
+
 # --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---
 KEEP_ALIVE_DEFAULT_S = 300.0  # as Ollama's, so that clients meet what they know
 MODELS_MAX = 1024  # a decision looks at every model: 0.34 ms at this many

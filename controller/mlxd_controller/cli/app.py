@@ -50,6 +50,7 @@ MODULES = {
     "score": "mlxd_controller.cli.commands.prompts.score",
     "tokenize": "mlxd_controller.cli.commands.prompts.generate",
     "status": "mlxd_controller.cli.commands.watching.status",
+    "fleet": "mlxd_controller.cli.commands.watching.fleet",
     "top": "mlxd_controller.cli.top.command",
     "logs": "mlxd_controller.cli.commands.watching.logs",
     "health": "mlxd_controller.cli.commands.watching.health",

@@ -89,6 +89,8 @@ class SubprocessLauncher:
         findings: Path | None = None,
         prefix_disk: Path | None = None,
         prefix_disk_key: Path | None = None,
+        listen: str | None = None,
+        further: Sequence[str] = (),
     ) -> None:
         """Own `run_dir`, for sockets and records; None makes a temporary one.
 
@@ -98,6 +100,8 @@ class SubprocessLauncher:
         findings: the file of what `mlxd doctor` found; None: workers read none. prefix_disk: where
         they keep parts of prompts, as much as they are told to; None: nowhere. prefix_disk_key: the
         file with the key that they encrypt them with, which each reads itself.
+        listen: where they listen; None: each on a private Unix socket. further: other options of
+        all workers.
         """
         self._command = tuple(command)
         self._environment = own_environment() if environment is None else dict(environment)
@@ -114,12 +118,14 @@ class SubprocessLauncher:
             *waiting,
             *remembered,
             *kept,
+            *further,
         )
         """The arguments common to all workers."""
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir
         self._name = os.urandom(4).hex()  # not a process id: those recur, and files may remain
         self._gpu_ids = dict(gpu_ids or {})
         self._version = importlib.metadata.version("mlxd")
+        self._listen = listen
         self._launches = 0
 
     def close(self) -> None:
@@ -169,7 +175,7 @@ class SubprocessLauncher:
             process = await child.start(
                 (
                     *self._command,
-                    *("--listen", files.address, "--incarnation", incarnation),
+                    *("--listen", self._listen or files.address, "--incarnation", incarnation),
                     *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
                     *self.arguments,
                     *(("--device", device) if device else ()),

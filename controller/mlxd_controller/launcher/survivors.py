@@ -105,7 +105,7 @@ def _find_process(record: Record) -> KnownProcess | None:
     return None
 
 
-async def _find_configured(store: ModelStore, holding: Holding) -> ModelRef | None:
+async def find_configured(store: ModelStore, holding: Holding) -> ModelRef | None:
     """Return the model that a worker holds; None if it is not configured here.
 
     By name first: reading all stores may take longer than the worker waits.
@@ -127,7 +127,7 @@ async def _adopt(
 ) -> Survivor | None:
     """Adopt a worker; return None, and log why, if it is not to be adopted."""
     holding = record.holding
-    ref = None if holding is None else await _find_configured(store, holding)
+    ref = None if holding is None else await find_configured(store, holding)
     if holding is None or ref is None or record.arguments != arguments:
         problem = "it was started with other options"
         if holding is None or ref is None:

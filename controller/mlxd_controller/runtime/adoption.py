@@ -16,12 +16,17 @@ from mlxd_shared.domain.requests import KVFormat
 
 
 def enrol(
-    survivors: Iterable[Survivor], state: State, clock: Clock, *, local: bool = True
+    survivors: Iterable[Survivor],
+    state: State,
+    clock: Clock,
+    *,
+    local: bool = True,
+    endable: bool = True,
 ) -> Iterator[tuple[Worker, Adopted]]:
     """Yield each worker as the runtime keeps it, with the event that tells the scheduler about it.
 
     The order decides who stays if there is no room for all: pinned models first, then by priority,
-    then by the time the load took. local: whether they are processes of this machine.
+    then by the time the load took. local, endable: see `Ports`.
     """
 
     def rank(survivor: Survivor) -> tuple[bool, int, float, str]:
@@ -33,7 +38,7 @@ def enrol(
         stand_in = replace(state.devices[0], name=survivor.device)
         device = state.device_named(survivor.device) or stand_in
         worker, event = _enrol(survivor, number, device, clock)
-        worker.local = local
+        worker.local, worker.endable = local, endable
         yield worker, event
 
 

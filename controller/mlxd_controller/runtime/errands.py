@@ -58,6 +58,7 @@ class Errands:
             incarnation=f"{self._identity}-{action.worker}",
             started_unix_s=self._ports.clock.unix_s(),
             local=self._ports.local_workers,
+            endable=self._ports.endable_workers,
             oom_kills=self._ports.oom_kills(),
         )
         self._workers.add(worker)

@@ -180,6 +180,10 @@ class Holding:
     load_s: float
 
 
+END_WITH_MACHINE = 254
+"""The exit code of a worker whose machine was lost, and nothing else is known of it."""
+
+
 class WorkerProcess(Protocol):
     """One worker process, from the moment it listens. Every waiter sees its end."""
 
@@ -201,7 +205,7 @@ class WorkerProcess(Protocol):
 
     @property
     def exit_code(self) -> int | None:
-        """None while it lives; negative: the signal that ended it."""
+        """None while it lives; negative: the signal that ended it; see END_WITH_MACHINE."""
 
     @property
     def output(self) -> KeptLines:
@@ -317,16 +321,20 @@ class Connect(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """The outside worlds. `local_workers`: the workers are in this machine's process table."""
+    """The outside worlds. `local_workers`: the workers are in this machine's process table.
+
+    `endable_workers`: closing a worker's process ends it, so that one that hangs is ended.
+    """
 
     launcher: Launcher
     connect: Connect
     probe: DeviceProbe
     clock: Clock
     local_workers: bool = True
+    endable_workers: bool = True
     oom_kills: Callable[[], int | None] = lambda: None
-    """Returns how many processes the kernel of the workers' machine has killed for lack of memory,
-    if that can be known."""
+    """Returns how many processes the kernels of the workers' machines have killed for lack of
+    memory, if that can be known."""
 
 
 @dataclass(frozen=True, slots=True)

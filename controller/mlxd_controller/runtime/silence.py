@@ -61,7 +61,7 @@ class Silence:
 
     def _problem(self, worker: Worker) -> str:
         """Return why a worker is to be ended; "" if it is not."""
-        if worker.stopping or not worker.local or worker.ended_because:
+        if worker.stopping or not worker.endable or worker.ended_because:
             return ""
         if worker.attention.silent_s >= self._silent_max_s:
             return f"it did not answer for {worker.attention.silent_s:.0f} s"

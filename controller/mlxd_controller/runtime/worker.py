@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from mlxd_controller.memory.device import killed_from_outside, usage_of
-from mlxd_controller.runtime.ports import RawStream, WorkerLink, WorkerProcess
+from mlxd_controller.runtime.ports import END_WITH_MACHINE, RawStream, WorkerLink, WorkerProcess
 from mlxd_models.fit.measured import Figures
 from mlxd_models.fit.plan import Plan
 from mlxd_shared import config
@@ -60,6 +60,8 @@ class Worker:
     started_unix_s: float
     local: bool = True
     """Whether `process.pid` is a process of this machine."""
+    endable: bool = True
+    """Whether closing `process` ends it."""
     oom_kills: int | None = None
     """How many processes the kernel had killed for lack of memory by the launch."""
     process: WorkerProcess | None = None
@@ -128,12 +130,16 @@ class Worker:
 
     def describe_end(self, code: int) -> str:
         """Describe its end for people; `code` is the exit code, negative for a signal."""
+        if code == END_WITH_MACHINE:
+            return "its machine was lost"
         return self.ended_because or (f"signal {-code}" if code < 0 else f"exit code {code}")
 
     def was_killed(self, oom_kills: int | None) -> bool:
         """Return whether it was killed through no fault of its own; `oom_kills`: the count now."""
         if self.ended_because:  # it hung
             return False
+        if self.exit_code == END_WITH_MACHINE:
+            return True
         return killed_from_outside(self.exit_code, before=self.oom_kills, now=oom_kills)
 
     def note_status(self, status: ProcessStatus, now_s: float) -> None:

@@ -296,7 +296,7 @@ def _check_worker(ref: ModelRef, worker: Worker | None) -> Worker:
     """
     if worker is None:
         raise InvalidRequest.of("model", f"{ref.name} has no worker, nor one that failed recently")
-    if not worker.local:
+    if not worker.endable:
         problem = f"the worker of {ref.name} was started elsewhere, where its output is"
         raise InvalidRequest.of("model", problem)
     if worker.process is None and worker.failed_start is None:

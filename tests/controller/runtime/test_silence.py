@@ -103,10 +103,15 @@ def test_a_server_that_is_always_slow_still_judges() -> None:
     assert rounds_until_hung(a_worker(), round_s=3.0, limit_s=2.0) == 2
 
 
-@pytest.mark.parametrize("options", [{"local": False}, {"stopping": True}])
+@pytest.mark.parametrize("options", [{"endable": False}, {"stopping": True}])
 def test_some_have_other_bounds(options: dict[str, bool]) -> None:
     """Those of others are watched elsewhere; those that are being stopped are ended anyway."""
     assert rounds_until_hung(a_worker(**options), round_s=2.0) is None
+
+
+def test_a_worker_of_another_machine_that_can_be_ended_is_ended() -> None:
+    """A fleet's is no process of this machine, and its agent ends it."""
+    assert rounds_until_hung(a_worker(local=False), round_s=2.0) == LIMIT_S / 2
 
 
 def test_for_ever_is_for_ever() -> None:

@@ -142,6 +142,8 @@ KEYS: Final[tuple[Key, ...]] = (
     _key("router.models", Kind.TEXTS, "serve.router_model", default="[]"),
     _key("router.networks", Kind.TEXTS, "serve.router_network", default="[]"),
     _key("router.manifest", Kind.FILE, "serve.router_manifest", default="no file"),
+    _key("fleet.address", Kind.TEXT, "serve.fleet", default="workers on this machine"),
+    _key("fleet.tls", Kind.FILE, "serve.fleet_tls"),
     _key("metrics.listen", Kind.ADDRESS, "serve.metrics", default="no metrics"),
     _key("metrics.vllm_aliases", Kind.FLAG, "serve.metrics_vllm_aliases", default="false"),
     _key("workers.attach", Kind.TEXTS, "serve.worker", default="[]"),

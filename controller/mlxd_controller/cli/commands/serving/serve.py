@@ -22,6 +22,7 @@ from mlxd_controller.cli.configuration.environment import (
 )
 from mlxd_controller.cli.configuration.loads import folders_of, specs_of
 from mlxd_controller.cli.configuration.reading import Configuration
+from mlxd_controller.cli.fleet import Fleet
 from mlxd_controller.cli.grouping import spread_groups
 from mlxd_controller.cli.http import Http
 from mlxd_controller.cli.outcome import run, usage_error
@@ -192,6 +193,7 @@ def serve(
     listener: Listener,
     http: Http,
     router: Router,
+    fleet: Fleet,
     attached: Attached,
 ) -> None:
     """Run the server until SIGTERM or Ctrl-C. Stdout says where it listens, stderr has the log."""
@@ -222,6 +224,7 @@ def serve(
         http_origins=tuple(http.http_origin or ()),
         http_agent_rules=not http.no_agent_rules,
         router=router.door(),
+        fleet=fleet.place(),
         preload=tuple(serving.preload or ()),
         orphan_grace_s=_orphan_grace_s(serving.orphan_grace, attached=bool(attached.worker)),
         run_dir=None if serving.run_dir is None else serving.run_dir.expanduser().absolute(),
@@ -273,10 +276,24 @@ def _check(settings: ServeSettings) -> None:
             check_usable(settings.http_origins)
         except InvalidRequest as error:
             usage_error(error.describe())
+    if settings.fleet is not None:
+        _check_fleet(settings)
     if settings.workers and settings.waiting_max is not None:
         usage_error(
             "--waiting-max applies to workers that mlxd starts; set it on those of --worker"
         )
+
+
+def _check_fleet(settings: ServeSettings) -> None:
+    """Refuse what is for workers of this machine, or of others."""
+    others = {
+        "--worker": bool(settings.workers),
+        "--prefix-disk": settings.prefix_disk is not None,
+        "--run-dir": settings.run_dir is not None,
+    }
+    for flag, is_set in others.items():
+        if is_set:
+            usage_error(f"{flag} does not go with --fleet")
 
 
 def _orphan_grace_s(option_s: float | None, *, attached: bool) -> float:

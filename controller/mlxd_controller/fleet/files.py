@@ -1,0 +1,172 @@
+"""Models' files on a node: found there by digest, else taken from its controller, part by part.
+
+A node's places are tried in this order: the path that the controller names, where all machines
+mount one file system; copies made before; and the node's own stores. Only files whose digest is the
+model's are taken.
+
+Invariants:
+- A copy appears under its digest in one step, whole and proved; until then its parts lie beside it,
+  and a copy that was cut off goes on where it ended.
+- A file is written in order, at most FLEET_CHUNK_BYTES at a time, within the size announced for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import re
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlxd_controller.fleet.facts import NO_STORES
+from mlxd_controller.settings import StorePlaces
+from mlxd_controller.store.model_library import Library
+from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
+from mlxd_models.files.digest import model_digest
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, StoreFull
+from mlxd_shared.domain.units import format_bytes
+
+PART = ".part"
+_DIGEST = re.compile(r"[0-9a-f]{64}")
+_NAME = re.compile(r"(?:(?:1_Pooling|additional_chat_templates)/)?[^/\x00]{1,255}")
+
+
+@dataclass(frozen=True, slots=True)
+class FileFact:
+    """A file of a model: its name, perhaps in one of the model's folders, and its size."""
+
+    name: str
+    nbytes: int
+
+
+class NodeFiles:
+    """The models that one node can read, and the copies that are made there."""
+
+    def __init__(self, folder: Path | None = None, stores: StorePlaces = NO_STORES) -> None:
+        """Keep copies in `folder`; None: in the user's caches. `stores` are looked into."""
+        self.stores = stores
+        self._folder = folder
+        self._library: tuple[StorePlaces, Library] | None = None
+        self._copies: dict[str, tuple[FileFact, ...]] = {}
+
+    async def find(self, digest: str, path: str) -> str | None:
+        """Return the path of a model here; None where it is nowhere."""
+        for candidate in (Path(path), self._copy(digest)):
+            if await asyncio.to_thread(_is_there, candidate, digest):
+                return str(candidate)
+        if self._library is None or self._library[0] != self.stores:
+            self._library = self.stores, library_of(((DEMO_NAME, demo_model()),), self.stores)
+        library = self._library[1]
+        await library.list_models()
+        ref = library.find_known(digest)
+        return None if ref is None else str(ref.path)
+
+    async def begin(self, digest: str, files: Sequence[FileFact]) -> tuple[int, ...]:
+        """Begin or continue a copy; return how many bytes of each file are here.
+
+        Raises:
+            InvalidRequest: a name that leads elsewhere, or too many files.
+            StoreFull: the disk has no room for the rest.
+        """
+        self._copies[digest] = tuple(files)
+        return await asyncio.to_thread(_begin, self._part(digest), files)
+
+    async def write(self, digest: str, number: int, offset: int, chunk: bytes) -> None:
+        """Append a part to a file of a copy.
+
+        Raises:
+            InvalidRequest: it does not follow what is here, or passes the file's size.
+        """
+        fact = self._copies[digest][number]
+        if len(chunk) > config.FLEET_CHUNK_BYTES:
+            raise InvalidRequest.of("chunk", f"over {config.FLEET_CHUNK_BYTES} bytes")
+        await asyncio.to_thread(_append, self._part(digest) / fact.name, fact, offset, chunk)
+
+    async def finish(self, digest: str) -> str:
+        """Prove a copy and put it into its place; return its path.
+
+        Raises:
+            InvalidModel: it is not whole, or its digest is another one: it is removed then.
+        """
+        files = self._copies.pop(digest)
+        await asyncio.to_thread(_finish, self._part(digest), self._copy(digest), digest, files)
+        return str(self._copy(digest))
+
+    def _copy(self, digest: str) -> Path:
+        if not _DIGEST.fullmatch(digest):
+            raise InvalidRequest.of("digest", "is not 64 hexadecimal digits")
+        folder = self._folder
+        if folder is None:
+            caches = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+            folder = Path(caches).expanduser() / "mlxd" / "copies"
+        return folder / digest
+
+    def _part(self, digest: str) -> Path:
+        return self._copy(digest).with_suffix(PART)
+
+
+def _is_there(path: Path, digest: str) -> bool:
+    try:
+        return path.exists() and model_digest(path) == digest
+    except (InvalidModel, OSError):
+        return False
+
+
+def _begin(part: Path, files: Sequence[FileFact]) -> tuple[int, ...]:
+    if len(files) > config.FLEET_FILES_MAX:
+        raise InvalidRequest.of("files", f"over {config.FLEET_FILES_MAX}")
+    for fact in files:
+        if not _NAME.fullmatch(fact.name) or fact.name in {".", ".."}:
+            raise InvalidRequest.of("files", f"{fact.name!r} is no name of a model's file")
+    part.mkdir(mode=0o700, parents=True, exist_ok=True)
+    here = tuple(_size(part / fact.name, fact) for fact in files)
+    rest = sum(fact.nbytes for fact in files) - sum(here)
+    free = shutil.disk_usage(part).free
+    if rest > free:
+        problem = f"{format_bytes(rest)} are to be copied, and the node's disk has"
+        raise StoreFull(f"{problem} {format_bytes(free)}")
+    for fact in files:
+        path = part / fact.name
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        path.touch()
+    return here
+
+
+def _size(path: Path, fact: FileFact) -> int:
+    """Return how much of a file is there; a longer one is another file's, and removed."""
+    if not path.exists():
+        return 0
+    nbytes = path.stat().st_size
+    if nbytes > fact.nbytes:
+        path.unlink()
+        return 0
+    return nbytes
+
+
+def _append(path: Path, fact: FileFact, offset: int, chunk: bytes) -> None:
+    here = path.stat().st_size
+    if here != offset or offset + len(chunk) > fact.nbytes:
+        limit = f"{fact.name}: {here} of {fact.nbytes} bytes are there"
+        raise InvalidRequest.of("offset", f"{offset} + {len(chunk)}, but {limit}")
+    with path.open("ab") as file:
+        file.write(chunk)
+
+
+def _finish(part: Path, whole: Path, digest: str, files: Sequence[FileFact]) -> None:
+    for fact in files:
+        if (part / fact.name).stat().st_size != fact.nbytes:
+            raise InvalidModel("the copy is not whole", fact.name)
+    try:
+        copied = model_digest(part)
+    except InvalidModel:
+        shutil.rmtree(part)
+        raise
+    if copied != digest:
+        shutil.rmtree(part)
+        raise InvalidModel(f"the copy's digest is {copied}, not {digest}")
+    if whole.exists():  # damaged: it was not found by its digest
+        shutil.rmtree(whole)
+    part.replace(whole)

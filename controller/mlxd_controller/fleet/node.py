@@ -1,0 +1,181 @@
+"""A node as its controller sees it: calls to its agent, its last report, and whether it is lost.
+
+Invariants:
+- A call that cannot be made is a loss. Every call on a lost node fails at once, and those under way
+  fail in the moment of the loss: no caller waits for a machine that is gone.
+- The agent's calls carry this controller's epoch. A node whose agent follows a later controller is
+  lost for good.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+from mlxd_controller.fleet.errors import EpochPassed, NodeLost, open_answer
+from mlxd_controller.fleet.facts import AgentOptions, Ended, Kept, Launched, NodeReport
+from mlxd_controller.fleet.files import FileFact
+from mlxd_controller.runtime.ports import Holding
+from mlxd_shared.ops.logs import get_logger
+
+_log = get_logger("fleet")
+
+
+class NodeHandle(Protocol):
+    """The way to one agent, wherever it runs."""
+
+    async def call(self, method: str, epoch: int, *args: object) -> Any:  # noqa: ANN401
+        """Return what `NodeAgent.call` does.
+
+        Raises:
+            NodeLost: the agent cannot be reached, or has ended.
+        """
+
+    async def release(self) -> None:
+        """End the agent itself: its controller has stopped, and no worker is left."""
+
+
+class Node:
+    """One node. Starts lost: `take` it first."""
+
+    def __init__(self, name: str, handle: NodeHandle, *, epoch: int, options: AgentOptions) -> None:
+        self.name = name
+        self.report: NodeReport | None = None
+        """Its last report, even of a lost node."""
+        self.reason = "it has not answered yet"
+        """Why it is lost."""
+        self.passed = False
+        """Whether its agent follows a later controller."""
+        self._handle = handle
+        self._epoch = epoch
+        self._options = options
+        self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._gone.set_result(None)
+
+    @property
+    def lost(self) -> bool:
+        """Whether it cannot be reached."""
+        return self._gone.done()
+
+    def replace(self, handle: NodeHandle) -> None:
+        """Reach it in another way from now on; if it was reached, it is lost first."""
+        if handle is not self._handle:
+            self.lose("it has another agent now")
+            self._handle = handle
+
+    def lose(self, reason: str) -> None:
+        """Fail all calls, now and until it is taken again."""
+        if not self.lost:
+            _log.error("node lost", node=self.name, reason=reason)
+            self._gone.set_result(None)
+        self.reason = reason
+
+    async def take(self) -> tuple[Kept, ...]:
+        """Become its controller; return the workers of an earlier one. It stays lost until `join`.
+
+        Raises:
+            NodeLost: it cannot be reached. EpochPassed: it follows a later controller.
+        """
+        kept: tuple[Kept, ...] = await self._open("take", self._options)
+        return kept
+
+    async def join(self, keep: Collection[str] = ()) -> None:
+        """End all workers there but those of `keep`, have it report, and count it as reached.
+
+        Raises:
+            NodeLost: as `take`.
+        """
+        await self._open("keep", tuple(keep))
+        self.report = await self._open("report", {})
+        self._gone = asyncio.get_running_loop().create_future()
+        self.reason = ""
+
+    def note_oom_kills(self, count: int | None) -> None:
+        """Note a later count of kills for lack of memory than the last report's."""
+        if self.report is not None:
+            self.report = replace(self.report, oom_kills=count)
+
+    async def ask_report(self, read: Mapping[str, int]) -> NodeReport:
+        """Have it report, with the output of workers from these lines on."""
+        self.report = report = await self._ask("report", dict(read))
+        assert isinstance(report, NodeReport)
+        return report
+
+    async def launch(self, model: str, incarnation: str, device: str) -> Launched:
+        """Start a worker there."""
+        launched = await self._ask("launch", model, incarnation, device)
+        assert isinstance(launched, Launched)
+        return launched
+
+    async def wait_ended(self, incarnation: str, model: str) -> Ended:
+        """Return the end of a worker, once it has come."""
+        ended = await self._ask("ended", incarnation, model)
+        assert isinstance(ended, Ended)
+        return ended
+
+    async def end(self, incarnation: str) -> None:
+        """End a worker."""
+        await self._ask("end", incarnation)
+
+    async def abandon(self, incarnation: str) -> None:
+        """End a worker, or its launch."""
+        await self._ask("abandon", incarnation)
+
+    async def remember(self, incarnation: str, holding: Holding | None) -> None:
+        """Note what a worker holds."""
+        await self._ask("remember", incarnation, holding)
+
+    async def find_model(self, digest: str, path: str) -> str | None:
+        """Return where the node itself has a model; None where it has not."""
+        path_there: str | None = await self._ask("find_model", digest, path)
+        return path_there
+
+    async def begin_copy(self, digest: str, files: tuple[FileFact, ...]) -> tuple[int, ...]:
+        """Begin or continue a copy; return how many bytes of each file are there."""
+        sizes: tuple[int, ...] = await self._ask("begin_copy", digest, files)
+        return sizes
+
+    async def write_copy(self, digest: str, number: int, offset: int, chunk: bytes) -> None:
+        """Write a part of a file of a copy."""
+        await self._ask("write_copy", digest, number, offset, chunk)
+
+    async def finish_copy(self, digest: str) -> str:
+        """Return where a whole copy is, once its digest is proved."""
+        path: str = await self._ask("finish_copy", digest)
+        return path
+
+    async def release(self) -> None:
+        """Let the agent go, unless it is lost, where another controller may have it."""
+        if not self.lost:
+            try:
+                await self._ask("release")
+                await self._handle.release()
+            except NodeLost as error:
+                self.lose(str(error))
+
+    async def _ask(self, method: str, *args: object) -> Any:  # noqa: ANN401 - of whatever method
+        if self.lost:
+            raise NodeLost(f"node {self.name} is lost: {self.reason}")
+        gone = self._gone
+        asking = asyncio.ensure_future(self._open(method, *args))
+        try:
+            await asyncio.wait({asking, gone}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            if not asking.done():
+                asking.cancel()
+                await asyncio.wait({asking})
+        if asking.cancelled():
+            raise NodeLost(f"node {self.name} is lost: {self.reason}")
+        return asking.result()
+
+    async def _open(self, method: str, *args: object) -> Any:  # noqa: ANN401 - as above
+        try:
+            return open_answer(await self._handle.call(method, self._epoch, *args))
+        except NodeLost as error:
+            if isinstance(error, EpochPassed):
+                self.passed = error.held > self._epoch
+            # At once: whoever hears of a worker's end must not be sent here for the next one.
+            self.lose(str(error))
+            raise

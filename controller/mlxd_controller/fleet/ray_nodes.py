@@ -1,0 +1,153 @@
+"""The one file that knows Ray: an agent on each node that offers the resource, and calls to it.
+
+Ray carries calls and tells which nodes there are. It is told nothing of models or memory: an agent
+takes no CPU and no resource, and its node's own report is what the scheduler goes by.
+
+Invariants:
+- No error of Ray's leaves this file but as NodeLost.
+- What blocks runs on a thread: the event loop serves streams meanwhile.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from typing import Any
+
+import ray
+from ray.exceptions import RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+from mlxd_controller.fleet.agent import NodeAgent
+from mlxd_controller.fleet.errors import NodeLost
+from mlxd_controller.fleet.node import NodeHandle
+from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.logs import get_logger
+
+RESOURCE = "mlxd"
+"""Nodes with this resource are used: `ray start --resources '{"mlxd": 1}'`."""
+NAME_LABEL = "mlxd.name"
+"""The label with a node's name; without it, the beginning of Ray's id is the name."""
+NAMESPACE = "mlxd"
+SCHEME = "ray://"
+CALLS_AT_ONCE_MAX = 1000
+"""Of an agent: each worker has one call that waits for its end."""
+_log = get_logger("fleet")
+
+
+class RayNode:
+    """Implements NodeHandle over an actor."""
+
+    def __init__(self, actor: Any) -> None:  # noqa: ANN401 - Ray's handles have no useful type
+        self._actor = actor
+
+    async def call(self, method: str, epoch: int, *args: object) -> Any:  # noqa: ANN401 - see port
+        """Return what the agent answers; see the port."""
+        try:
+            return await self._actor.call.remote(method, epoch, *args)
+        except RayError as error:
+            raise NodeLost(_first_line(error)) from error
+
+    async def release(self) -> None:
+        """End the actor."""
+        try:
+            await asyncio.to_thread(ray.kill, self._actor)
+        except (RayError, ValueError) as error:
+            raise NodeLost(_first_line(error)) from error
+
+
+class RayMembership:
+    """Implements Membership over the cluster that this process has joined."""
+
+    def __init__(self) -> None:
+        self._handles: dict[str, NodeHandle] = {}
+        """By Ray's id of the node: one that joins again has another."""
+
+    async def look(self) -> Mapping[str, NodeHandle]:
+        """Return the living nodes that offer the resource; see the port."""
+        try:
+            nodes = await asyncio.to_thread(ray.nodes)
+        except (RayError, ConnectionError, RuntimeError) as error:
+            raise NodeLost(_first_line(error)) from error
+        named: dict[str, NodeHandle] = {}
+        for node in nodes:
+            if node["Alive"] and node["Resources"].get(RESOURCE):
+                name = _name_of(node)
+                handle = await self._handle_of(name, node)
+                known = named.get(name)
+                if known is None or self._is_later(handle, known):
+                    named[name] = handle
+        return named
+
+    def _is_later(self, one: NodeHandle, other: NodeHandle) -> bool:
+        """Return whether a node was first seen later: one that joins again has its old name."""
+        order = list(self._handles.values())
+        return order.index(one) > order.index(other)
+
+    async def _handle_of(self, name: str, node: Mapping[str, Any]) -> NodeHandle:
+        known = self._handles.get(node["NodeID"])
+        if known is None:
+            try:
+                actor = await asyncio.to_thread(_start_agent, name, node)
+            except (RayError, ValueError) as error:
+                raise NodeLost(_first_line(error)) from error
+            known = self._handles[node["NodeID"]] = RayNode(actor)
+        return known
+
+
+@asynccontextmanager
+async def join_cluster(address: str) -> AsyncIterator[RayMembership]:
+    """Join a cluster around the body: `auto` is this machine's, else its head's HOST:PORT.
+
+    Raises:
+        InvalidRequest: there is no such cluster, or it is of another version.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    if os.environ.get("RAY_AUTH_MODE") != "token":
+        reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
+        _log.warning("Ray asks nobody for a token", reason=reason)
+    try:
+        # On a thread: on the main one Ray takes SIGTERM for itself.
+        await asyncio.to_thread(
+            ray.init,
+            address=address.removeprefix(SCHEME),
+            namespace=NAMESPACE,
+            log_to_driver=False,
+            configure_logging=False,
+        )
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise InvalidRequest.of("fleet", f"{address}: {_first_line(error)}") from error
+    try:
+        yield RayMembership()
+    finally:
+        await asyncio.to_thread(ray.shutdown)
+
+
+def _name_of(node: Mapping[str, Any]) -> str:
+    name = node["Labels"].get(NAME_LABEL) or node["NodeID"][:8]
+    return str(name).replace("/", "-")
+
+
+def _start_agent(name: str, node: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see RayNode
+    """Return the node's agent; it outlives this controller, whose successor finds it by name."""
+    affinity = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    return (
+        ray.remote(NodeAgent)
+        .options(
+            name=f"agent-{node['NodeID']}",
+            namespace=NAMESPACE,
+            lifetime="detached",
+            get_if_exists=True,
+            num_cpus=0,
+            max_restarts=-1,
+            max_concurrency=CALLS_AT_ONCE_MAX,
+            scheduling_strategy=affinity,
+        )
+        .remote(name, node["NodeManagerAddress"])
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), type(error).__name__)

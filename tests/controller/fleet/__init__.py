@@ -1,0 +1,1 @@
+"""Tests of the fleet: nodes, agents and what they tell each other."""

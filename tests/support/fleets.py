@@ -1,0 +1,109 @@
+"""A fleet in this process: followed nodes, whose workers are fake ones or real processes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+
+from mlxd_controller.fleet.agent import NodeAgent
+from mlxd_controller.fleet.facts import AgentOptions, Kept
+from mlxd_controller.fleet.files import NodeFiles
+from mlxd_controller.fleet.launcher import FleetProcess
+from mlxd_controller.fleet.node import Node
+from mlxd_controller.fleet.probe import Fleet
+from mlxd_controller.runtime.ports import Holding
+from mlxd_controller.settings import Limits
+from mlxd_models.fit.plan import Device
+from mlxd_shared.domain.requests import LoadSpec
+from tests.fakes.nodes import FakeMachine, FixedMembership, NodeInside
+
+FAKE, REAL = "fake", "real"
+OPTIONS = AgentOptions(Limits(), stall_timeout_s=60.0, orphan_grace_s=60.0)
+HOLDING = Holding("d" * 64, "m", "/m", LoadSpec(), 1.0)
+LIMIT_S = 60.0
+
+
+@dataclass(slots=True)
+class Nodes:
+    """Agents that outlive a controller, by their names, and the ways to them."""
+
+    kind: str
+    handles: dict[str, NodeInside] = field(default_factory=dict)
+    machines: dict[str, FakeMachine] = field(default_factory=dict)
+    files: dict[str, NodeFiles] = field(default_factory=dict)
+
+    def add(self, name: str) -> NodeInside:
+        """Add a node with a fresh agent; one of that name is replaced."""
+        if self.kind == FAKE:
+            machine = self.machines.setdefault(name, FakeMachine())
+            agent = NodeAgent(name, "127.0.0.1", machine=machine, files=self.files.get(name))
+        else:
+            agent = NodeAgent(name, "127.0.0.1", files=self.files.get(name))
+        self.handles[name] = NodeInside(agent)
+        return self.handles[name]
+
+
+@dataclass(slots=True)
+class Followed:
+    """A controller's view of the nodes, and what it was offered for adoption."""
+
+    fleet: Fleet
+    nodes: Nodes
+    membership: FixedMembership
+    kept: list[tuple[FleetProcess, Kept]]
+
+    def node(self, name: str) -> Node:
+        """Return a node as the controller sees it."""
+        return self.fleet.nodes[name]
+
+    def device(self, name: str) -> Device:
+        """Return the one device of a node."""
+        (device,) = [d for d in self.fleet.probe.read(()) if d.node == name]
+        return device
+
+    async def launch(self, incarnation: str, *, on: str = "a") -> FleetProcess:
+        """Start a worker on a node."""
+        return await self.fleet.launcher.launch(
+            model="m", incarnation=incarnation, device=self.device(on).name
+        )
+
+
+@asynccontextmanager
+async def nodes_of(kind: str, *names: str) -> AsyncIterator[Nodes]:
+    """Have nodes around the body; at its end nothing runs on them."""
+    nodes = Nodes(kind)
+    for name in names:
+        nodes.add(name)
+    last = 1 << 62
+    try:
+        yield nodes
+    finally:
+        for handle in nodes.handles.values():
+            await handle.agent.call("take", last, OPTIONS)
+            await handle.agent.call("release", last)
+
+
+@asynccontextmanager
+async def follow(
+    nodes: Nodes,
+    *,
+    epoch: int = 1,
+    silent_s: float = 60.0,
+    options: AgentOptions = OPTIONS,
+) -> AsyncIterator[Followed]:
+    """Have a controller follow the nodes around the body; then it is gone without a word."""
+    membership = FixedMembership(nodes.handles)
+    fleet = Fleet(membership, options, epoch=epoch, silent_s=silent_s)
+    kept = await fleet.muster(start_s=LIMIT_S)
+    following = asyncio.create_task(fleet.run())
+    try:
+        yield Followed(fleet, nodes, membership, kept)
+    finally:
+        following.cancel()
+        await asyncio.wait({following})
+        assert following.cancelled()
+        for node in fleet.nodes.values():
+            node.lose("the controller is gone")
+        await asyncio.gather(*(p.wait_exited() for p in [*fleet.launcher.processes.values()]))

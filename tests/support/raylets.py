@@ -1,0 +1,79 @@
+"""A Ray cluster on this machine as a process: `python raylets.py NAME...` starts a head and nodes.
+
+On stdout, one JSON value a line: first the head's address, then an answer to each line on stdin:
+`kill NAME` ends a node's raylet and reaps it, `stop NAME` and `continue NAME` suspend and wake all
+of its processes, `join NAME` adds a node. At the end of stdin everything is ended.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+from ray.cluster_utils import Cluster
+
+STORE_NBYTES = 80 << 20
+
+
+def main(names: list[str]) -> None:
+    """Run a cluster until stdin ends."""
+    cluster: Any
+    head = {"num_cpus": 0, "include_dashboard": False, "object_store_memory": STORE_NBYTES}
+    cluster = Cluster(initialize_head=True, head_node_args=head)
+    nodes = {name: _join(cluster, name) for name in names}
+    try:
+        _answer(cluster.address)
+        for line in sys.stdin:
+            what, name = line.split()
+            match what:
+                case "join":
+                    nodes[name] = _join(cluster, name)
+                case "kill":
+                    raylet = _raylet(nodes[name])
+                    raylet.kill()
+                    raylet.wait()  # a zombie would keep its agent and workers going
+                case "stop" | "continue":
+                    for process in _tree(_raylet(nodes[name]).pid):
+                        if what == "stop":
+                            process.suspend()
+                        else:
+                            process.resume()
+            _answer(what)
+    finally:
+        for node in nodes.values():
+            for process in _tree(_raylet(node).pid):
+                process.resume()
+        cluster.shutdown()
+
+
+def _join(cluster: Any, name: str) -> Any:
+    return cluster.add_node(
+        num_cpus=0,
+        resources={"mlxd": 1},
+        labels={"mlxd.name": name},
+        object_store_memory=STORE_NBYTES,
+    )
+
+
+def _raylet(node: Any) -> Any:
+    return node.all_processes["raylet"][0].process
+
+
+def _tree(pid: int) -> Iterator[psutil.Process]:
+    try:
+        raylet = psutil.Process(pid)
+        yield from (raylet, *raylet.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return  # it was killed
+
+
+def _answer(value: object) -> None:
+    sys.stdout.write(json.dumps(value) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
