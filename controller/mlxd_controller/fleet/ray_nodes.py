@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from mlxd_controller.fleet.agent import NodeAgent
 from mlxd_controller.fleet.errors import NodeLost
 from mlxd_controller.fleet.node import NodeHandle
+from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
 
@@ -108,6 +109,8 @@ async def join_cluster(address: str) -> AsyncIterator[RayMembership]:
     if os.environ.get("RAY_AUTH_MODE") != "token":
         reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
         _log.warning("Ray asks nobody for a token", reason=reason)
+    if address.startswith(SCHEME):
+        await _check_listens(address)
     try:
         # On a thread: on the main one Ray takes SIGTERM for itself.
         await asyncio.to_thread(
@@ -123,6 +126,18 @@ async def join_cluster(address: str) -> AsyncIterator[RayMembership]:
         yield RayMembership()
     finally:
         await asyncio.to_thread(ray.shutdown)
+
+
+async def _check_listens(address: str) -> None:
+    """Refuse an address at which nobody listens: Ray would try for minutes."""
+    host, _, port = address.removeprefix(SCHEME).rpartition(":")
+    try:
+        async with asyncio.timeout(config.FLEET_SILENT_S):
+            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+    except OSError as error:  # TimeoutError among them
+        problem = error.strerror or f"no answer for {config.FLEET_SILENT_S:.0f} s"
+        raise InvalidRequest.of("fleet", f"{address}: {problem}") from error
+    writer.close()
 
 
 def _name_of(node: Mapping[str, Any]) -> str:
