@@ -23,6 +23,7 @@ from mlxd_worker.engine.request import (
 )
 from mlxd_worker.front.streams import Streams
 from mlxd_worker.thread.outbox import CROWD_STREAMS, HOLD_S, Outbox, StreamReader
+from tests.support.counting import calls_of
 
 USAGE = Usage(1, 0, CacheReason.NONE, 1, 0.0, 0.0, 0.0, 0)
 
@@ -104,6 +105,51 @@ async def test_a_failure_comes_after_what_was_generated() -> None:
     with pytest.raises(InternalError) as caught:
         await reader.next()
     assert caught.value is error
+
+
+@pytest.mark.asyncio
+async def test_a_message_is_joined_once() -> None:
+    """However many tokens it has: joined one by one, each would copy all before it."""
+    reader = await reader_of(*(token(i) for i in range(40)))
+    assert (await reader.next()).ids == (100,)
+    message = reader.next()
+
+    def ask() -> None:
+        with pytest.raises(StopIteration) as done:
+            message.send(None)
+        assert done.value.value.ids == tuple(range(101, 140))
+
+    assert calls_of(ask, replace) == 1
+
+
+class CountedReader(StreamReader):
+    """A reader that counts how often the outbox looks for it."""
+
+    looked_for = 0
+
+    def __hash__(self) -> int:
+        """Count, and stay one of its own."""
+        CountedReader.looked_for += 1
+        return id(self)
+
+
+@pytest.mark.asyncio
+async def test_what_is_held_costs_a_step_nothing() -> None:
+    """A hand-over looks at those whose events are due, not at all that waits."""
+    now_s = 0.0
+    outbox = Outbox(asyncio.get_running_loop(), clock=lambda: now_s)
+    readers = [CountedReader(outbox) for _ in range(CROWD_STREAMS)]
+    looks = []
+    for step in range(4):
+        for reader in readers:
+            reader.put(token(step))
+        CountedReader.looked_for = 0
+        outbox.flush(hold=True)
+        looks.append(CountedReader.looked_for)
+        now_s += HOLD_S / 10
+
+    assert looks[1:] == [0, 0, 0]
+    outbox.flush()
 
 
 class Crowd:
@@ -196,7 +242,7 @@ async def test_a_reader_waits_for_more() -> None:
     waiting = asyncio.ensure_future(reader.next())
     await asyncio.sleep(0)
     assert not waiting.done()
-    reader.deliver(token(1))
+    reader.deliver([token(1)])
     assert await waiting == token(1)
 
 

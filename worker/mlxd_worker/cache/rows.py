@@ -229,12 +229,10 @@ class RowCaches:
         """
         widths = counts or (width,) * len(rows)
         self._check(rows, lengths, widths)
-        for row, length, own in zip(rows, lengths, widths, strict=True):
-            self.contents.appending(row, length - own, length)
+        self.contents.append_each(rows, lengths, widths)
         if counts:
             assert self.sliceable, "other layers read chunks one by one"
-            places = [self.table.place(row) for row in rows]
-            few = self.bounded_shapes
+            places, few = self.table.places(rows), self.bounded_shapes
             return plan_chunks(places, lengths, counts, dtype=dtype, bounded_shapes=few)
         if len(rows) == 1 and (width > 1 or not self.bounded_shapes):
             return self._plan_chunk(rows[0], offsets, lengths[0], width=width, dtype=dtype)
@@ -277,8 +275,7 @@ class RowCaches:
         waiting = {row: self.contents.offset(row) for _, row in layout.waiting}
         if any(offset >= self.table.capacity(row) for row, offset in waiting.items()):
             return None  # a row that is full has no position that could be written
-        for row, length in zip(rows, lengths, strict=True):
-            self.contents.appending(row, length - 1, length)
+        self.contents.append_each(rows, lengths, (1,) * len(rows))
         for row, offset in waiting.items():
             self.contents.appending(row, offset, offset)
         return layout, positions_of(layout, lengths, waiting)
@@ -307,21 +304,19 @@ class RowCaches:
         if max(counts) > 1 and not several:
             return None
         if max(counts) > 1:
-            places = [self.table.place(row) for row in rows]
-            slots = self.table.rows_max
+            places, slots = self.table.places(rows), self.table.rows_max
             layout = lay_tokens(places, lengths, counts, slots=slots, least=least)
         else:
             layout = step_of(self._slots_of(rows, lengths, least), lengths)
         if layout is not None:
-            for row, length, own in zip(rows, lengths, counts, strict=True):
-                self.contents.appending(row, length - own, length)
+            self.contents.append_each(rows, lengths, counts)
         return layout
 
     def _slots_of(self, rows: tuple[RowId, ...], lengths: tuple[int, ...], least: int) -> RowSlots:
         """Return how one token of each row lies; made anew where rows or places have changed."""
         kept, version = self._row_slots, self.table.version
         if kept is None or (kept.rows, kept.version) != (rows, version) or kept.layout.flat < least:
-            places = [self.table.place(row) for row in rows]
+            places = self.table.places(rows)
             kept = self._row_slots = lay_rows(
                 rows,
                 places,
@@ -360,10 +355,11 @@ class RowCaches:
     ) -> None:
         if not rows or len(set(rows)) != len(rows) or not len(lengths) == len(widths) == len(rows):
             raise RowError(f"{len(rows)} rows, {len(set(rows))} distinct, {len(lengths)} lengths")
-        for row, length, width in zip(rows, lengths, widths, strict=True):
-            if not width <= length <= self.table.capacity(row):
-                reserved = self.table.capacity(row)
-                raise RowError(f"row {row}: {length} tokens after {width}, {reserved} reserved")
+        places = self.table.places(rows)
+        for row, length, width, place in zip(rows, lengths, widths, places, strict=True):
+            if not width <= length <= place.capacity:
+                most = place.capacity
+                raise RowError(f"row {row}: {length} tokens after {width}, {most} reserved")
 
     def _plan_chunk(
         self, row: RowId, offsets: mx.array, length: int, *, width: int, dtype: mx.Dtype

@@ -30,6 +30,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join, count_alike
+from mlxd_worker.engine.judging import judge_plainly
 from mlxd_worker.engine.masks.constraint import Advance
 from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer
@@ -182,7 +183,7 @@ class Engine:
         stepper = self._stepper
         if not any(row.decoding and row.advance is None for row in self._rows.values()):
             stepper.drop()  # rows whose masks are being made take up nothing
-        if stepper.ahead and not (self._calm or self._overlaps):
+        if stepper.ahead and not (self._overlaps or self._calm):
             self._decode_all(())  # what is under way is told before prompts take their time
         else:
             self._admit()
@@ -196,13 +197,15 @@ class Engine:
     def _calm(self) -> bool:
         """Whether no prompt can be evaluated in the next step, as far as is known."""
         full = len(self._rows) == self.limits.rows_max
-        return (full or not self._waiting) and all(row.decoding for row in self._rows.values())
+        reading = [row for row in self._rows.values() if row.offset < row.decodes_from]
+        return (full or not self._waiting) and not reading
 
     def _drop_late(self, now_s: float) -> None:
         """End the streams that no client waits for."""
         for request in self._waiting.take_late(now_s):
             request.sink.put(Failed(DeadlinePassed()))
-        for row in [row for row in self._rows.values() if row.request.late(now_s)]:
+        limited = [row for row in self._rows.values() if row.request.deadline_s is not None]
+        for row in [row for row in limited if row.request.late(now_s)]:
             row.request.sink.put(Failed(DeadlinePassed(row.generated)))
             self._release(row.request.stream)
 
@@ -248,7 +251,8 @@ class Engine:
 
     def _end_embedded(self) -> None:
         """End the rows whose prompts are to become vectors and are evaluated to their ends."""
-        for row in [row for row in self._rows.values() if row.embeds and not row.prefill_left]:
+        embedding = [row for row in self._rows.values() if row.pool is not None]
+        for row in [row for row in embedding if not row.prefill_left]:
             row.request.sink.put(_judge(row, row.finish_embedding))
             self._release(row.request.stream)
 
@@ -256,9 +260,15 @@ class Engine:
         """Evaluate every decoding row's next token, and what prompts have in the same pass."""
         started_s = self._decoded_s if self._stepper.ahead else self._clock()
         self._go_on(started_s)
-        rows = [row for row in self._rows.values() if row.decoding and row.advance is None]
+        rows = [
+            row
+            for row in self._rows.values()
+            if row.offset >= row.decodes_from and row.advance is None
+        ]
         drawing = [*rows, *(entry.row for entry in carried if entry.draws)]
-        asking = [row for row in drawing if row.matcher is not None or not row.drawn]
+        # What a plain row that has drawn once will draw cannot fail.
+        others = [row for row in drawing if not row.plain or row.first_token_s is None]
+        asking = [row for row in others if row.matcher is not None or not row.drawn]
         failed = {row.id for row in asking if not self._prepare(row)}
         if failed:
             rows = [row for row in rows if row.id not in failed]
@@ -268,10 +278,25 @@ class Engine:
             if not carried and self._rows and all(row.decoding for row in self._rows.values()):
                 self._masks.wait_for_any(self._advances())
             return
-        runs = self._stepper.step(rows, ahead=self._calm or self._overlaps, carried=carried)
+        runs = self._stepper.step(rows, ahead=self._overlaps or self._calm, carried=carried)
         now_s = self._clock()
         self._prefill.carry(carried)
-        for run in runs:
+        self._tell(runs, now_s)
+        self._go_on(now_s)
+        self._decoded_s = self._clock()
+        if not carried:
+            self._pacer.learn_step(self._decoded_s - started_s)
+
+    def _tell(self, runs: Sequence[Run], now_s: float) -> None:
+        """Judge what a step has drawn, and tell the streams."""
+        judged = judge_plainly(runs, self._caches, now_s)
+        if self._prefix.captures:
+            for row_id in judged.going:
+                self._prefix.advance(row_id)
+        for row, error in judged.failed:
+            row.request.sink.put(_failure(row.request, error))
+            self._release(row.request.stream)
+        for run in judged.left:
             row = run.row
             advance = None if row.matcher is None else row.follow(run.drawn[0].token_id)
             if advance is None:
@@ -282,10 +307,6 @@ class Engine:
             else:
                 self._unjudged[row.request.stream] = run
                 self._masks.begin(advance)
-        self._go_on(now_s)
-        self._decoded_s = self._clock()
-        if not carried:
-            self._pacer.learn_step(self._decoded_s - started_s)
 
     def _advances(self) -> list[Advance]:
         return [row.advance for row in self._rows.values() if row.advance is not None]

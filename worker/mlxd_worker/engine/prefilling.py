@@ -107,7 +107,8 @@ class Prefill:
 
         Return what the decode step is to take along; call `carry` once that is evaluated.
         """
-        for row in [row for row in rows if row.id in self._prefix.waiting]:
+        arriving = self._prefix.waiting
+        for row in [row for row in rows if row.id in arriving] if arriving else ():
             self._receive(row)
         joined = self._choose(rows)
         self._read()
@@ -116,10 +117,11 @@ class Prefill:
     def _choose(self, rows: Sequence[Row]) -> list[Carried]:
         """Choose whose tokens go along, and whose are read next; read those that fill a pass."""
         joined: list[Carried] = []
-        waiting = [row for row in rows if not (row.decoding or row.id in self._prefix.waiting)]
+        reading = [row for row in rows if row.offset < row.decodes_from]
+        waiting = [row for row in reading if row.id not in self._prefix.waiting]
         self._pacer.begin_step(
             self._clock(),
-            decoding=any(row.decoding for row in rows),
+            decoding=len(reading) < len(rows),
             waiting_tokens=sum(row.prefill_left for row in waiting),
         )
         if waiting:

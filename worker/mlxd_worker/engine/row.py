@@ -14,8 +14,7 @@ Invariants:
 - A row whose constraint has to go on first (`advance`) draws nothing meanwhile. Its last token is
   judged when the constraint has taken it, before the mask behind it is there: a stream that ends
   with it neither waits for that one nor fails by it.
-- A resumed row has the state of one that has drawn the tokens before itself: its text, penalties,
-  constraint and positions go on where they stood.
+- A resumed row stands, in text, penalties, constraint and positions, where who drew them stood.
 """
 
 from __future__ import annotations
@@ -84,7 +83,9 @@ class Row:
     most: int = field(init=False)
     """How many tokens the stream may generate, by its request and its context."""
     _is_plain: bool = field(init=False)
-    _next_draw: Draw | None = field(init=False, default=None)
+    plain: bool = field(init=False)
+    """Whether of its tokens nothing but an end is to be looked for (`judging`)."""
+    next_draw: Draw | None = field(init=False, default=None)  # None: not made up yet
     _greedy_draw: Draw | None = field(init=False, default=None)  # no place in the stream changes it
 
     def __post_init__(self) -> None:
@@ -105,7 +106,9 @@ class Row:
         self.most = room if request.max_tokens is None else min(request.max_tokens, room)
         watched = request.continues or request.top_logprobs is not None
         self._is_plain = not (watched or request.sampling.penalises)
-        if self._is_plain and request.sampling.temperature == 0.0 and request.constraint is None:
+        free = self._is_plain and request.constraint is None
+        self.plain = free and not request.stop
+        if free and request.sampling.temperature == 0.0:
             self._greedy_draw = Draw(request.sampling, position=0, ends=self.ends)
         self.recent = RecentTokens(self.request.sampling, self.request.prompt)
         self.output = list(self.request.prompt[self.request.prompt_tokens :])
@@ -187,13 +190,15 @@ class Row:
 
     def draw(self) -> Draw:
         """Return how the next token is to be drawn; good until `take`."""
-        if self._next_draw is None:
-            self._next_draw = self._draw_at(self.generated, self.recent.counts)
-        return self._next_draw
+        if self.next_draw is None:
+            self.next_draw = self._draw_at(self.generated, self.recent.counts)
+        return self.next_draw
 
     def draw_after(self) -> Draw:
         """Return how the token after the next one is to be drawn, where that is `foreseeable`."""
-        return self._draw_at(self.generated + 1, self.recent.counts)
+        position, greedy = len(self.output) + 1, self._greedy_draw
+        early = position < self.request.min_tokens
+        return self._draw_at(position, self.recent.counts) if early or greedy is None else greedy
 
     def draws(self, guesses: Sequence[int]) -> list[Draw]:
         """Return `draw`, and then how a token is to be drawn after each guess if they are right."""
@@ -242,7 +247,7 @@ class Row:
             InvalidRequest: what the request asks for leaves no token to draw, cannot have led to
                 the token that is forced, or has a constraint beyond its bounds.
         """
-        self._next_draw = None
+        self.next_draw = None
         advance = self.advance
         if advance is not None:
             advance.check()
@@ -256,10 +261,10 @@ class Row:
         if self.first_token_s is None:
             self.first_token_s = now_s
         self.last_token_s = now_s
-        if token_id in request.stop_token_ids:
-            return self._end_before(FinishReason.STOP_TOKEN, token_id)
-        if token_id in request.eos_ids:
-            return self._end_before(FinishReason.EOS, token_id)
+        if token_id in self.ends:
+            stops = token_id in request.stop_token_ids
+            end = FinishReason.STOP_TOKEN if stops else FinishReason.EOS
+            return self._end_before(end, token_id)
         offset = len(self.output)
         self.output.append(token_id)
         self.pending = token_id

@@ -84,10 +84,12 @@ class TextStream:
     After a piece with a stop, or after `finish`, the stream is over and takes nothing more.
     """
 
-    __slots__ = ("_decoder", "_matcher", "_over")
+    __slots__ = ("_decoder", "_matcher", "_over", "write")
 
     def __init__(self, decoder: TextDecoder, stops: tuple[str, ...] = ()) -> None:
         self._decoder = decoder
+        self.write = decoder.push
+        """Takes one id and returns its text, without a call more: for streams without `stops`."""
         self._matcher = StopMatcher(stops) if stops else None
         self._over = False
 

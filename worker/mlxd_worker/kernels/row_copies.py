@@ -1,4 +1,4 @@
-"""A row's keys and values copied out of an arena, or into one, by one kernel a layer; on CUDA.
+"""A row's keys and values copied by kernels: out of an arena all layers', into one a layer's; CUDA.
 
 Invariants:
 - What is put is written IN PLACE, into arrays that MLX knows as inputs, on the conditions of
@@ -10,6 +10,7 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -30,6 +31,9 @@ BLOCKS_MAX = 64
 
 WRITTEN = 8
 """Length of the result of a put; of its own it says nothing."""
+
+LAYERS_AT_ONCE = 32
+"""Layers that one launch copies: four addresses each, 1 KB of the 4 that a launch may take."""
 
 _COPY = """
   constexpr int EACH = D / 8;
@@ -91,6 +95,34 @@ def copy_range(
     return keys, values
 
 
+def copy_ranges(sources: Sequence[Range], count: int) -> list[tuple[mx.array, mx.array]]:
+    """Return what `copy_range` does of each layer's row, by one kernel for many of them; lazy.
+
+    All are of one shape and type, and their rows lie alike (`are_alike`).
+    """
+    copies: list[tuple[mx.array, mx.array]] = []
+    for first in range(0, len(sources), LAYERS_AT_ONCE):
+        some = sources[first : first + LAYERS_AT_ONCE]
+        keys = some[0].keys
+        _, heads, length, head_dim = keys.shape
+        outputs = _layers_kernel(len(some))(
+            inputs=[array for its in some for array in (its.keys, its.values)],
+            output_shapes=[(1, heads, count, head_dim)] * (2 * len(some)),
+            output_dtypes=[keys.dtype] * (2 * len(some)),
+            grid=(_blocks(count, head_dim) * THREADS, heads, len(some)),
+            threadgroup=(THREADS, 1, 1),
+            template=_constants(keys),
+            scalars=[some[0].slot, length, some[0].start, 0, count, 0, count],
+        )
+        copies += zip(outputs[::2], outputs[1::2], strict=True)
+    return copies
+
+
+def are_alike(ranges: Sequence[Range]) -> bool:
+    """Tell whether rows lie alike in arrays that are alike."""
+    return len({(its.keys.shape, its.keys.dtype, its.slot, its.start) for its in ranges}) == 1
+
+
 def put_range(source: Range, target: Range, count: int) -> mx.array:
     """Write `count` positions of `source` into `target`; return what says that they are, lazy.
 
@@ -128,6 +160,22 @@ def _copy_kernel(*, follows: bool) -> OwnKernel:
     inputs = ("keys", "values", "after") if follows else ("keys", "values")
     outputs = ("out_keys", "out_values")
     return OwnKernel(Body("copy_range", inputs, outputs, text, scalars=_SCALARS))
+
+
+@cache
+def _layers_kernel(layers: int) -> OwnKernel:
+    inputs = tuple(f"{part}_{at}" for at in range(layers) for part in ("keys", "values"))
+    cases = "".join(
+        f"    case {at}: keys = keys_{at}; values = values_{at};"
+        f" out_keys = out_keys_{at}; out_values = out_values_{at}; break;\n"
+        for at in range(layers)
+    )
+    chosen = "  const T *keys = nullptr, *values = nullptr;\n"
+    chosen += "  T *out_keys = nullptr, *out_values = nullptr;\n"
+    chosen += f"  switch (blockIdx.z) {{\n{cases}  }}\n"
+    text = _COPY.replace("TARGET_KEYS", "out_keys").replace("TARGET_VALUES", "out_values")
+    outputs = tuple(f"out_{name}" for name in inputs)
+    return OwnKernel(Body("copy_layers", inputs, outputs, chosen + text, scalars=_SCALARS))
 
 
 @cache

@@ -56,7 +56,7 @@ class Batch:
         return cls(
             tokens=ids.reshape(-1, 1),
             offsets=mx.array(list(offsets), dtype=mx.int32),
-            lengths=tuple(offset + 1 for offset in offsets),
+            lengths=tuple([offset + 1 for offset in offsets]),
             rows=tuple(rows),
         )
 

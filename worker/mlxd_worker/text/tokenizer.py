@@ -308,9 +308,9 @@ class Detokenizer:
         except BaseException as error:  # noqa: BLE001 - which one it may be is judged there
             return self._recover(error)
         if text is not None:
-            start = self._released
-            self._clear(self._pending)
-            return text.removeprefix(start)
+            start, self._released, self._given_count = self._released, "", 0
+            self._context, self._pending = self._pending, []
+            return text.removeprefix(start) if start else text
         with library_faults("cannot write a text"):
             whole = self._whole_characters()
             if not whole and len(self._pending) - self._given_count > HELD_TOKENS_MAX:

@@ -14,8 +14,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain, pairwise
 from typing import Final
 
 from mlxd_shared import config
@@ -36,37 +37,42 @@ class Outbox:
     ) -> None:
         self._loop = loop
         self._clock = clock
-        self._events: list[tuple[StreamReader, Event]] = []
+        self._held: dict[StreamReader, list[Event]] = {}
+        """What each reader is to get, in order; nothing for a reader without."""
         self._urgent: set[StreamReader] = set()
         self._sent_s = clock()
 
     def add(self, reader: StreamReader, event: Event) -> None:
         """Take one event for `reader`; engine thread."""
-        self._events.append((reader, event))
-        if reader.begins() or not isinstance(event, Tokens):
+        held = self._held.get(reader)
+        if held is None:
+            self._held[reader] = [event]
+        else:
+            held.append(event)
+        if not reader.begun or not isinstance(event, Tokens):
+            reader.begun = True
             self._urgent.add(reader)
 
     def flush(self, *, hold: bool = False) -> None:
         """Send what was collected to the event loop; engine thread.
 
-        hold: tokens may wait for others, because the streams go on.
+        hold: tokens may wait for others, because the streams go on. What this costs does not grow
+        with what is held.
         """
         now_s = self._clock()
         hold = hold and now_s - self._sent_s < HOLD_S
-        if hold and len({reader for reader, _ in self._events}) >= CROWD_STREAMS:
-            due = [(reader, event) for reader, event in self._events if reader in self._urgent]
-            held = [(reader, event) for reader, event in self._events if reader not in self._urgent]
+        if hold and len(self._held) >= CROWD_STREAMS:
+            due = {reader: self._held.pop(reader) for reader in self._urgent}
         else:
-            due, held, self._sent_s = self._events, [], now_s
+            due, self._held, self._sent_s = self._held, {}, now_s
         if due:
             self._loop.call_soon_threadsafe(_deliver, due)
-        self._events = held
         self._urgent.clear()
 
 
-def _deliver(events: list[tuple[StreamReader, Event]]) -> None:
-    for reader, event in events:
-        reader.deliver(event)
+def _deliver(due: Mapping[StreamReader, Sequence[Event]]) -> None:
+    for reader, events in due.items():
+        reader.deliver(events)
 
 
 class StreamReader:
@@ -77,47 +83,51 @@ class StreamReader:
         self._queue: deque[Event] = deque()
         self._arrived = asyncio.Event()
         self._first = True
-        self._begun = False
-
-    def begins(self) -> bool:
-        """Return whether this is its first event; engine thread, once per event."""
-        begun, self._begun = self._begun, True
-        return not begun
+        self.begun = False
+        """Whether it has had an event; the outbox's, engine thread."""
 
     def put(self, event: Event) -> None:
         """Take one event from the engine; engine thread, never blocks."""
         self._outbox.add(self, event)
 
-    def deliver(self, event: Event) -> None:
-        """Queue one event for the reader; event loop."""
-        self._queue.append(event)
+    def deliver(self, events: Iterable[Event]) -> None:
+        """Queue events for the reader; event loop."""
+        self._queue.extend(events)
         self._arrived.set()
 
     async def next(self) -> Tokens | Finished:
         """Wait for events; return them merged into one, or raise what ended the stream."""
         await self._arrived.wait()
-        event = self._queue.popleft()
+        queue = self._queue
         tokens_max = 1 if self._first else config.EVENTS_PER_MESSAGE_MAX
         self._first = False
-        while self._queue and isinstance(event, Tokens) and len(event.ids) < tokens_max:
-            following = self._queue[0]
-            if isinstance(following, Failed):
+        event = queue.popleft()
+        merged: list[Tokens | Finished] = []
+        count = 0
+        while isinstance(event, Tokens):
+            merged.append(event)
+            count += len(event.ids)
+            if count >= tokens_max or not queue or isinstance(queue[0], Failed):
                 break
-            event = _join(event, following)
-            self._queue.popleft()
-        if not self._queue:
+            event = queue.popleft()
+        if not queue:
             self._arrived.clear()
         if isinstance(event, Failed):
             raise event.error.with_traceback(None)  # others may raise the same object
-        return event
+        if isinstance(event, Finished):
+            merged.append(event)
+        return merged[0] if len(merged) == 1 else _join(merged)
 
 
-def _join(first: Tokens, second: Tokens | Finished) -> Tokens | Finished:
-    assert first.offset + len(first.ids) == second.offset, "a gap in a stream"
+def _join(events: Sequence[Tokens | Finished]) -> Tokens | Finished:
+    """Return one event for several of a stream, all at once: each join by itself would copy all."""
+    first, last = events[0], events[-1]
+    for before, after in pairwise(events):
+        assert before.offset + len(before.ids) == after.offset, "a gap in a stream"
     return replace(
-        second,
+        last,
         offset=first.offset,
-        ids=first.ids + second.ids,
-        text=first.text + second.text,
-        logprobs=first.logprobs + second.logprobs,
+        ids=tuple(chain.from_iterable([event.ids for event in events])),
+        text="".join([event.text for event in events]),
+        logprobs=tuple(chain.from_iterable([event.logprobs for event in events])),
     )

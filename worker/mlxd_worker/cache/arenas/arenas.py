@@ -10,7 +10,7 @@ Invariants:
 - Every change is noted here when it is appended to the caller's list.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from mlxd_models.sizes.arena_sizes import (
@@ -21,7 +21,18 @@ from mlxd_models.sizes.arena_sizes import (
     slot_sizes,
     slots_bound,
 )
-from mlxd_worker.cache.base import ArenaId, Change, Clear, Close, Move, Open, Place, Reuse, RowId
+from mlxd_worker.cache.base import (
+    ArenaId,
+    Change,
+    Clear,
+    Close,
+    Move,
+    Open,
+    Place,
+    Reuse,
+    RowError,
+    RowId,
+)
 
 
 @dataclass(slots=True)
@@ -120,6 +131,17 @@ class Arenas:
     def in_order(self) -> list[Arena]:
         """Return all by capacity, then age."""
         return sorted(self._arenas.values(), key=lambda arena: (arena.capacity, arena.id))
+
+    def places_of(self, rows: Iterable[RowId]) -> list[Place]:
+        """Return where each of `rows` sits, in their order.
+
+        Raises:
+            RowError: an unknown row.
+        """
+        try:
+            return [self.places[row] for row in rows]
+        except KeyError as error:
+            raise RowError(f"row {error.args[0]} is not in the table") from None
 
     def of(self, capacity: int) -> list[Arena]:
         """Return the arenas of one class."""

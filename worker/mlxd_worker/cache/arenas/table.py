@@ -16,7 +16,7 @@ Invariants:
 """
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from mlxd_models.sizes.arena_sizes import ARENAS_MAX, CLASSES_MAX, ROWS_FEW
@@ -107,7 +107,7 @@ class RowTable:
     @property
     def rows(self) -> tuple[RowId, ...]:
         """All rows by arena, then slot: the order in which a batch needs no gathering."""
-        return tuple(row for arena in self._arenas.in_order() for row in rows_in(arena))
+        return tuple([row for arena in self._arenas.in_order() for row in rows_in(arena)])
 
     @property
     def arenas(self) -> tuple[Open, ...]:
@@ -134,22 +134,18 @@ class RowTable:
         return tuple(self._arenas[arena].rows)
 
     def place(self, row: RowId) -> Place:
-        """Return where `row` sits now.
-
-        Raises:
-            RowError: unknown row.
-        """
+        """Return where `row` sits now; a RowError says that it is unknown."""
         try:
             return self._arenas.places[row]
         except KeyError:
             raise RowError(f"row {row} is not in the table") from None
 
-    def capacity(self, row: RowId) -> int:
-        """Return how many tokens fit where `row` sits now.
+    def places(self, rows: Iterable[RowId]) -> list[Place]:
+        """Return where each of `rows` sits now, in their order; raises as `place`."""
+        return self._arenas.places_of(rows)
 
-        Raises:
-            RowError: unknown row.
-        """
+    def capacity(self, row: RowId) -> int:
+        """Return how many tokens fit where `row` sits now; raises as `place`."""
         return self.place(row).capacity
 
     def class_of(self, tokens: int) -> int:
@@ -246,7 +242,8 @@ class RowTable:
         """
         for tokens in (min(wanted.values(), default=1), max(wanted.values(), default=1)):
             self._check_length(tokens)
-        crossing = [row for row, tokens in wanted.items() if tokens > self.capacity(row)]
+        places = zip(wanted.items(), self.places(wanted), strict=True)
+        crossing = [row for (row, tokens), place in places if tokens > place.capacity]
         targets = {row: self.class_of(wanted[row]) for row in crossing}
         for row, tokens in wanted.items():
             self._lengths[row].tokens = tokens

@@ -19,7 +19,7 @@ import mlx.core as mx
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES, evaluate, in_parts, wait
 from mlxd_worker.cache.kept.captures import Captures
-from mlxd_worker.cache.kept.putting import put_behind, putting_layers
+from mlxd_worker.cache.kept.putting import put_behind, putting_layers, read_layers
 from mlxd_worker.cache.kept.snapshot import (
     LayerState,
     ReadRow,
@@ -116,6 +116,26 @@ class RowContents:
             state.reach = start
         state.offset = stop
 
+    def append_each(
+        self, rows: Sequence[RowId], stops: Sequence[int], counts: Sequence[int]
+    ) -> None:
+        """Do `appending` for a pass of `counts` tokens of each row, which ends at `stops`.
+
+        A row of which nothing is kept or to be captured costs no call: most of a step are such.
+
+        Raises:
+            RowError: as `appending`; the rows before have moved.
+        """
+        known = self._rows
+        for row, stop, count in zip(rows, stops, counts, strict=True):
+            start, state = stop - count, known.get(row)
+            if state is None or state.captures is not None or state.reach > start:
+                self.appending(row, start, stop)
+            elif start != state.offset or count < 0:
+                raise RowError(f"row {row} is at {state.offset}: it cannot write [{start}, {stop})")
+            else:
+                state.offset = stop
+
     def takes_back(self, row: RowId, width: int) -> bool:
         """Tell whether the row's next pass may be `width` tokens of which all but one are cut back.
 
@@ -145,6 +165,22 @@ class RowContents:
         if self._whole and not all(layer.rewinds(state.offset, target) for layer in self._whole):
             raise RowError(f"row {row} cannot go back from {state.offset} to {target}")
         state.offset = target
+
+    def cut_back_each(self, targets: Mapping[RowId, int]) -> None:
+        """Do `cut_back` for several rows; one that can only go back by itself costs no call.
+
+        Raises:
+            RowError: as `cut_back`; the rows before have gone back.
+        """
+        known = self._rows
+        for row, target in targets.items():
+            state = known.get(row)
+            if state is None or state.captures is not None or self._whole:
+                self.cut_back(row, target)
+            elif state.reach <= target <= state.offset:
+                state.offset = target
+            else:
+                self.cut_back(row, target)
 
     def leaving(self, row: RowId) -> None:
         """Forget a row that is about to lose its place; its lazy snapshots are copied out.
@@ -357,7 +393,6 @@ def _reader(layers: Mapping[Kind, list[LayerCache]], place: Callable[[RowId], Pl
     """
 
     def read(row: RowId, kind: Kind, start: int, stop: int) -> tuple[LayerState, ...]:
-        at = place(row)
-        return tuple(layer.read(at, start, stop) for layer in layers[kind])
+        return read_layers(layers[kind], place(row), start, stop)
 
     return read

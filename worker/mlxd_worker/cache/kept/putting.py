@@ -1,8 +1,8 @@
-"""What is kept put back by kernels that write in place, behind whatever is under way.
+"""Rows read by kernels, to be kept, and put back by others that write in place.
 
 Invariants:
 - Nobody waits: passes that are dispatched later find it there, as each runs after those before it.
-- It is dispatched by itself: among the kernels of one dispatch MLX knows of no order.
+- What is put is dispatched by itself: among the kernels of one dispatch MLX knows of no order.
 """
 
 from __future__ import annotations
@@ -12,14 +12,34 @@ from collections.abc import Callable, Sequence
 import mlx.core as mx
 
 from mlxd_worker.cache.base import LayerCache, Place, RowId
-from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.changes import in_parts
+from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.layers.kv import KVCache
+from mlxd_worker.kernels.row_copies import are_alike, copy_ranges
 
 
 def putting_layers(layers: Sequence[LayerCache | None]) -> tuple[KVCache, ...]:
     """Return all layers where each of them can put by a kernel; none where one cannot."""
     able = tuple(layer for layer in layers if isinstance(layer, KVCache) and layer.puts)
     return able if len(able) == len(layers) else ()
+
+
+def read_layers(
+    layers: Sequence[LayerCache], place: Place, start: int, stop: int
+) -> tuple[LayerState, ...]:
+    """Return what each layer's `read` does, by one kernel for many where all have that; lazy.
+
+    A row that ends costs a GPU's host few calls then, not one a layer. Layers of more than
+    `LIFTED_NBYTES` go apart, so that who joins them with others has no copy of all beside these.
+    """
+    able = [layer for layer in layers if isinstance(layer, KVCache) and layer.copies]
+    count = stop - start
+    if len(able) < len(layers) or not are_alike([layer.range_at(place, start) for layer in able]):
+        return tuple(layer.read(place, start, stop) for layer in layers)
+    copies: list[LayerState] = []
+    for some in in_parts(able, lambda layer: layer.slot_nbytes(count)):
+        copies += copy_ranges([layer.range_at(place, start) for layer in some], count)
+    return tuple(copies)
 
 
 def put_behind(

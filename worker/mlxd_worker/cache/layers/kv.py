@@ -42,7 +42,7 @@ class KVCache(SliceableCache):
     def attend(self, inputs: Asked) -> mx.array:
         """Write keys and values; return what the queries read, in their shape and order. Lazy."""
         chunk = inputs.plan.chunk
-        if chunk is not None and chunk.span and self._copies:
+        if chunk is not None and chunk.span and self.copies:
             return self._attend_by_kernels(inputs, chunk)
         return self._attend(inputs, (inputs.keys, inputs.values))
 
@@ -106,13 +106,13 @@ class KVCache(SliceableCache):
     @property
     def puts(self) -> bool:
         """Whether `put` serves here."""
-        return self._copies
+        return self.copies
 
     def read(self, place: Place, start: int, stop: int) -> tuple[mx.array, ...]:
         """As any sliceable cache's, by a kernel where there is one."""
-        if not self._copies:
+        if not self.copies:
             return super().read(place, start, stop)
-        return copy_range(self._range(place, start), stop - start)
+        return copy_range(self.range_at(place, start), stop - start)
 
     def put(
         self, place: Place, start: int, stop: int, source: Place | tuple[mx.array, ...]
@@ -123,17 +123,19 @@ class KVCache(SliceableCache):
         is dispatched later finds it there.
         """
         if isinstance(source, Place):
-            origin = self._range(source, start)
+            origin = self.range_at(source, start)
         else:
             keys, values = source
             origin = Range(keys, values, slot=0, start=0)
-        return [put_range(origin, self._range(place, start), stop - start)]
+        return [put_range(origin, self.range_at(place, start), stop - start)]
 
     @property
-    def _copies(self) -> bool:
+    def copies(self) -> bool:
+        """Whether kernels copy a row's positions."""
         return copies_serve(head_dim=self.head_dim, value_dim=self.value_dim, dtype=self.dtype)
 
-    def _range(self, place: Place, start: int) -> Range:
+    def range_at(self, place: Place, start: int) -> Range:
+        """Return a row's positions from `start` on, for those kernels; do not keep it."""
         keys, values = self._arenas[place.arena]
         return Range(keys, values, slot=place.slot, start=start)
 

@@ -87,6 +87,8 @@ class PrefixCache:
         if disk is not None:
             disk.watch(self._trie)
         self._whole = tuple(kind for kind in self._layers if not kind.sliceable)
+        self.captures = bool(self._whole)
+        """Whether states are captured while rows go on: else `advance` has nothing to do."""
         self._sliceable = tuple(kind for kind in self._layers if kind.sliceable)
         smallest, largest = caches.table.classes[0], caches.table.classes[-1]
         self._token_nbytes = {

@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -91,8 +91,7 @@ class Columns:
 
     def is_of(self, options: tuple[Sampling, ...], choices: tuple[int, ...]) -> bool:
         """Tell whether these are the very options that the columns were made of."""
-        same = len(options) == len(self.options) and choices == self.choices
-        return same and all(map(operator.is_, options, self.options))
+        return choices == self.choices and _are_same(options, self.options)
 
 
 class KeptColumns:
@@ -101,6 +100,19 @@ class KeptColumns:
     def __init__(self) -> None:
         """Keep nothing yet."""
         self._kept: dict[tuple[str, int], Columns] = {}
+        self._options: tuple[Sampling, ...] = ()
+        self._paths: Mapping[str, list[int]] = {}
+
+    def paths(
+        self, options: tuple[Sampling, ...], find: Callable[[], Mapping[str, list[int]]]
+    ) -> Mapping[str, list[int]]:
+        """Return which rows take which path: `find` says it where the options are others.
+
+        All draws are over one vocabulary, and all hopeful or none.
+        """
+        if not _are_same(options, self._options):
+            self._options, self._paths = options, find()
+        return self._paths
 
     def of(
         self, path: str, first: int, options: tuple[Sampling, ...], choices: tuple[int, ...]
@@ -114,3 +126,9 @@ class KeptColumns:
     def clear(self) -> None:
         """Give up what is kept."""
         self._kept.clear()
+        self._options, self._paths = (), {}
+
+
+def _are_same(options: tuple[Sampling, ...], others: tuple[Sampling, ...]) -> bool:
+    """Tell whether these are the very same options, object by object."""
+    return len(options) == len(others) and all(map(operator.is_, options, others))

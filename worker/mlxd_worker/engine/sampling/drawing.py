@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from functools import lru_cache
+from typing import Final, cast
 
 import mlx.core as mx
 
@@ -21,6 +22,9 @@ from mlxd_worker.engine.request import PositionLogprobs
 from mlxd_worker.engine.sampling.logprobs import logprobs_of
 from mlxd_worker.engine.sampling.sampler import TOKEN_WIDE, Draw, sample
 from mlxd_worker.kernels.device import runs_cpu
+
+DRAWN_KEPT_MAX: Final = 1 << 12
+"""Tokens whose plain draw is kept, an object of 60 bytes each: most of a text is of fewer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +36,12 @@ class Drawn:
     """The token's, where the row asks for them."""
     near_tie: bool = False
     """Whether another token was too near to call; only found out of draws that are watched."""
+
+
+@lru_cache(maxsize=DRAWN_KEPT_MAX)
+def drawn_alone(token_id: int) -> Drawn:
+    """Return what was drawn where nothing was asked but the token: for one token one object."""
+    return Drawn(token_id)
 
 
 def draw_all(

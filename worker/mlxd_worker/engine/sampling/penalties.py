@@ -73,7 +73,7 @@ def penalise(logits: mx.array, rows: Sequence[tuple[Sampling, Mapping[int, int]]
     asking = [
         (row, options, recent)
         for row, (options, recent) in enumerate(rows)
-        if options.penalises and recent
+        if recent and options.penalises  # in this order: most have none to look at
     ]
     if not asking:
         return logits

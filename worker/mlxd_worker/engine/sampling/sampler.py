@@ -126,13 +126,12 @@ def sample(
     if against is not None:
         logits = _lower(logits, against, draws)
     allowed = mask_logits(_without_forbidden(logits, draws), [draw.mask for draw in draws])
-    groups: dict[str, list[int]] = {}
-    for row, draw in enumerate(draws):
-        groups.setdefault(_path_of(draw.sampling, vocab_size, hopeful=hopeful), []).append(row)
+    kept = KeptColumns() if kept is None else kept
+    options = tuple([draw.sampling for draw in draws])
+    groups = kept.paths(options, lambda: _paths_of(options, vocab_size, hopeful=hopeful))
     parts = [
         (path, some) for path, rows in groups.items() for some in _slices(path, rows, vocab_size)
     ]
-    kept = KeptColumns() if kept is None else kept
     chosen = [_sample_group(path, allowed, draws, rows, kept) for path, rows in parts]
     tokens = chosen[0] if len(parts) == 1 else _interleave(chosen, [rows for _, rows in parts])
     if allowed is not logits:
@@ -205,6 +204,16 @@ def _path_of(sampling: Sampling, vocab_size: int, *, hopeful: bool) -> str:
     return "nucleus" if hopeful and vocab_size > SUPPORT_WIDTHS[-1] else "sorted"
 
 
+def _paths_of(
+    options: Sequence[Sampling], vocab_size: int, *, hopeful: bool
+) -> dict[str, list[int]]:
+    """Return the rows of each path."""
+    groups: dict[str, list[int]] = {}
+    for row, option in enumerate(options):
+        groups.setdefault(_path_of(option, vocab_size, hopeful=hopeful), []).append(row)
+    return groups
+
+
 def _slices(path: str, rows: Sequence[int], vocab_size: int) -> list[Sequence[int]]:
     """Cut a group's rows so that the temporaries of one slice stay small, and near the CPU."""
     if path == "greedy" or not runs_cpu():  # one large call is cheapest
@@ -226,8 +235,8 @@ def _sample_group(
     if path == "greedy":
         return mx.argmax(logits, axis=-1).astype(mx.int32)
     own = [draws[row] for row in rows]
-    options = tuple(draw.sampling for draw in own)
-    columns = kept.of(path, rows[0], options, tuple(draw.choice for draw in own))
+    options = tuple([draw.sampling for draw in own])
+    columns = kept.of(path, rows[0], options, tuple([draw.choice for draw in own]))
     group = _Group.of(own, columns, logits)
     if path == "flat":
         return _draw_flat(logits, group)

@@ -136,7 +136,8 @@ class Speculator:
             runs = self._step_wide(guessing, _cut(guesses, choice.width - 1), width=choice.width)
             if len(guessing) < len(rows):
                 runs += self._step_plainly([row for row in rows if row.id not in guesses])
-        self._learn(runs, guesses)
+        if guesses:  # without any there is nothing to count
+            self._learn(runs, guesses)
         return runs
 
     def rest(self) -> None:
@@ -168,8 +169,9 @@ class Speculator:
 
     def _guess(self, rows: Sequence[Row]) -> dict[RowId, Guess]:
         """Return what each row could guess; the drafters have then seen all that was generated."""
-        for gone in self._guessers.keys() - {row.id for row in rows}:
-            del self._guessers[gone]
+        if self._guessers:
+            for gone in self._guessers.keys() - {row.id for row in rows}:
+                del self._guessers[gone]
         guesses: dict[RowId, Guess] = {}
         if not self._may_widen(rows):
             return guesses

@@ -33,7 +33,7 @@ from mlxd_worker.cache.changes import wait_for_all
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.columns import KeptColumns
-from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
+from mlxd_worker.engine.sampling.drawing import Drawn, draw_all, drawn_alone
 from mlxd_worker.engine.sampling.sampler import needs_second_look, sample
 from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
 from mlxd_worker.engine.stepping.forward import decode, make_ready
@@ -123,7 +123,7 @@ class Ahead:
     def _may_enter(self, rows: Sequence[Row]) -> bool:
         """Tell whether rows that nothing is under way for may have their first token ahead."""
         overlaps = self._model.capabilities.prompts_in_place and self._lead is Lead.DISPATCHED
-        return overlaps and all(row.foreseeable for row in rows)
+        return overlaps and _all_foreseeable(rows)
 
     def _draw(
         self,
@@ -142,13 +142,12 @@ class Ahead:
         held = [row for row in known if row.matcher is not None and row.is_held]
         if step is None or len(known) < len(rows) or held:
             return self._draw_some(rows, step, known, ahead=ahead)
-        for row in rows:
-            self._take_up(row)
+        self._take_up(rows)
         tokens = _tokens_of(step, rows)
         following = self._make_up(rows, tokens, entering) if ahead else None
         if self._lead is Lead.DISPATCHED:
             self._dispatch(following)
-        drawn = [Drawn(token_id) for token_id in _read(tokens)]
+        drawn = [drawn_alone(token_id) for token_id in _read(tokens)]
         if self._lead is Lead.MADE_UP:
             self._dispatch(following)
         return drawn
@@ -159,9 +158,9 @@ class Ahead:
         """Decode the rows that have nothing under way, and take up what the others have."""
         drawn_for: dict[RowId, Drawn] = {}
         if step is not None and known:
+            self._take_up(known)
             for row, token_id in zip(known, _read(_tokens_of(step, known)), strict=True):
-                self._take_up(row)
-                drawn_for[row.id] = Drawn(token_id)
+                drawn_for[row.id] = drawn_alone(token_id)
             drawn_for |= self._draw_anew(step, [row for row in known if row.is_held])
         elif step is not None:
             mx.eval(step.tokens)
@@ -183,9 +182,11 @@ class Ahead:
         drawn = draw_all(logits, [row.draw() for row in rows], [None for _ in rows], along=[])
         return {row.id: one for row, one in zip(rows, drawn, strict=True)}
 
-    def _take_up(self, row: Row) -> None:
-        self._caches.contents.appending(row.id, row.offset, row.offset + 1)
-        row.offset += 1
+    def _take_up(self, rows: Sequence[Row]) -> None:
+        for row in rows:
+            row.offset += 1
+        ids, offsets = [row.id for row in rows], [row.offset for row in rows]
+        self._caches.contents.append_each(ids, offsets, (1,) * len(rows))
 
     def _make_up(
         self, rows: Sequence[Row], tokens: mx.array, entering: Sequence[Row] = ()
@@ -194,7 +195,7 @@ class Ahead:
 
         And for those that are `entering` it, whose tokens are known.
         """
-        places = [index for index, row in enumerate(rows) if row.left > 1]
+        places = [index for index, row in enumerate(rows) if row.most - len(row.output) > 1]
         going = [rows[index] for index in places]
         if not going or not self._may_go_on(going):
             return None
@@ -208,26 +209,32 @@ class Ahead:
         batch = Batch.decode(tokens, list(offsets.values()), list(offsets))
         logits = self._model.logits(self._model.forward(batch, self._caches))
         drawn = sample(logits, draws, hopeful=False, kept=self._columns)
-        for row in going:
-            # It stands there once the step is taken up.
-            self._caches.contents.cut_back(row.id, row.offset)
+        # They stand there once the step is taken up.
+        self._caches.contents.cut_back_each(offsets)
         index_of = {row.id: index for index, row in enumerate(going)}
         followed = [row for row in going if row.matcher is not None]
         return _UnderWay(drawn, index_of, offsets, logits if followed else None)
 
     def _may_go_on(self, rows: Sequence[Row]) -> bool:
         """Tell whether all rows can go on before their tokens are known; they stand after these."""
-        table = self._caches.table
-        if self._lead is Lead.MADE_UP and any(
-            needs_second_look(row.request.sampling, self._model.vocab_size) for row in rows
-        ):
-            return False
-        return all(row.foreseeable and row.offset < table.capacity(row.id) for row in rows)
+        if self._lead is Lead.MADE_UP:
+            options = [row.request.sampling for row in rows if row.request.sampling.temperature]
+            if any(needs_second_look(one, self._model.vocab_size) for one in options):
+                return False
+        places = self._caches.table.places([row.id for row in rows])
+        full = [row for row, at in zip(rows, places, strict=True) if row.offset >= at.capacity]
+        return not full and _all_foreseeable(rows)
 
     def _dispatch(self, step: _UnderWay | None) -> None:
         if step is not None:
             mx.async_eval(step.tokens, self._caches.state())  # type: ignore[no-untyped-call]
         self._under_way = step
+
+
+def _all_foreseeable(rows: Sequence[Row]) -> bool:
+    """Tell whether all rows are `foreseeable`; a plain one always is, and costs no call."""
+    others = [row for row in rows if not row.plain]
+    return all(row.foreseeable for row in others)
 
 
 def _tokens_of(step: _UnderWay, rows: Sequence[Row]) -> mx.array:
