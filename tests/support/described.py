@@ -20,6 +20,7 @@ from mlxd_shared.domain.requests import LoadSpec, Weights
 from mlxd_worker.proof.families import config_of
 from tests.support.made_weights import write_weights
 from tests.support.model_facts import device
+from tests.support.seeing import write_image_settings
 
 TABLE: Final = Path(__file__).parents[1] / "data" / "described.json"
 CONTEXT, ROWS = 512, 2
@@ -41,7 +42,10 @@ SIZES: Final[Mapping[str, Any]] = {
 
 def write_described(folder: Path, architecture: str, stored: str) -> Path:
     """Write the model of a row; return its folder."""
-    return write_weights(folder, config_of(architecture, SIZES), stored=stored)
+    config = config_of(architecture, SIZES)
+    sight = REGISTRY[architecture].footprint(REGISTRY[architecture].parse(config)).sight
+    write_weights(folder, config, stored=stored)
+    return folder if sight is None else write_image_settings(folder, sight.side)
 
 
 def said_of(folder: Path) -> dict[str, Any]:

@@ -14,6 +14,7 @@ from mlxd_shared.domain.requests import FinishReason, KVFormat, Sampling
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.loop import Engine, Limits, MakeDecoder
 from mlxd_worker.engine.request import (
     Event,
@@ -216,6 +217,7 @@ def engine_on(
     make_disk: MakeDisk | None = None,
     controller: DepthController | None = None,
     make_plain: Callable[[Passes, RowCaches], Stepper] | None = None,
+    gallery: Gallery | None = None,
 ) -> TinyEngine:
     """Return an engine with caches of its own on a model that others may use, too.
 
@@ -261,6 +263,7 @@ def engine_on(
         prefix=prefix,
         stepper=stepper,
         clock=clock,
+        gallery=gallery,
     )
     return TinyEngine(engine, caches, tokenizer, prefix, plain)
 

@@ -39,7 +39,7 @@ RSS_BYTES_PER_REQUEST_MAX = 1024.0
 TOLERANCE_BYTES = 64 << 10
 TOLERANCE_PART = 0.001
 SWEEPS_MAX = 10
-EMPTY_WHEN_SWEPT = ("kv", "prefix", "draft", "workspace")
+EMPTY_WHEN_SWEPT = ("kv", "prefix", "images", "draft", "workspace")
 
 
 @dataclass(frozen=True, slots=True)

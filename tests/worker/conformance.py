@@ -22,6 +22,8 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
+from tests.support.llava_cases import CASES as LLAVAS
+from tests.support.llava_cases import COLUMNS, golden_logits
 from tests.worker import zoo_conformance
 from tests.worker.hybrid import (
     convert,
@@ -42,7 +44,8 @@ from tests.worker.models import test_qwen3 as test_models_qwen3
 from tests.worker.models import test_qwen3_5 as test_models_qwen3_5
 from tests.worker.models import test_qwen3_next as test_models_qwen3_next
 from tests.worker.models import test_sliding as test_models_sliding
-from tests.worker.tiny import config_with, random_weights, write_model
+from tests.worker.models.test_llava import features_of, logits_in_pieces
+from tests.worker.tiny import caches_of, config_with, load, random_weights, write_model
 
 TABLE: Final = Path(__file__).parents[2] / "docs" / "models.md"
 TOKENS: Final = 120
@@ -67,8 +70,11 @@ INTRODUCTION: Final = (
     "numbers that they stand for, in `tests/worker/models/test_formats.py`. Windows of Mistral and",
     "Qwen2, which mlx-lm has not, are held to dense attention in",
     "`tests/worker/models/test_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
-    "heads whose width 32 divides.",
+    "heads whose width 32 divides. LLaVA's figure is the distance from transformers' own logits,",
+    "of prompts with two images (`tests/support/llava_reference.py`).",
 )
+
+LLAVA: Final = "LlavaForConditionalGeneration"
 
 Weights = Callable[[Mapping[str, Any]], dict[str, mx.array]]
 Stored = tuple[dict[str, Any], dict[str, mx.array]]
@@ -177,6 +183,7 @@ def findings() -> list[Finding]:
     for case in cases():
         (name,) = case.config["architectures"]
         findings_by_name[name] = _with(findings_by_name[name], case)
+    findings_by_name[LLAVA] = _seeing()
     for name in test_models_sliding.VARIANTS:
         config = test_models_sliding.config_of(name)
         (architecture,) = config["architectures"]
@@ -186,6 +193,22 @@ def findings() -> list[Finding]:
             findings_by_name[architecture], kinds=findings_by_name[architecture].kinds | kinds
         )
     return list(findings_by_name.values())
+
+
+def _seeing() -> Finding:
+    """Return what was found of LLaVA, which mlx-lm has not: transformers' logits are in a file."""
+    worst, kinds = 0.0, frozenset[Kind]()
+    for case in LLAVAS:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = case.write(Path(scratch) / "model")
+            model = load(folder)
+            features = features_of(model, folder, case)
+            width = len(case.prompt)
+            logits = logits_in_pieces(model, caches_of(model), case, features, width)
+            expected = mx.array(golden_logits()[case.name])
+            worst = max(worst, error(logits[:, mx.array(COLUMNS)], expected))
+            kinds |= _kinds(model)
+    return Finding(LLAVA, len(LLAVAS), kinds, worst)
 
 
 def _with(so_far: Finding, case: Case) -> Finding:

@@ -128,6 +128,7 @@ async def serve(
         )
         stack.push_async_callback(worker.formats.close)
         stack.push_async_callback(worker.chats.close)
+        stack.push_async_callback(worker.images.close)
         stack.push_async_callback(worker.tokens.close)
         # Before the ready line: a parent that ends right after it is missed by nobody.
         if options.life_fd is not None:

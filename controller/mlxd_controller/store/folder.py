@@ -25,6 +25,7 @@ from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.files.chat_template import read_template
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.generation_defaults import read_generation_defaults
+from mlxd_models.files.image_settings import read_image_settings
 from mlxd_models.files.model_config import check_tokenizer_file
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.modules import check_modules, has_pooling
@@ -75,14 +76,16 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
 
     Raises:
         InvalidModel: no worker could load it: its config, generation_config.json or tensors cannot
-            be served, it has no tokenizer, its chat template cannot be read, or a file named by
-            another file is missing.
+            be served, it has no tokenizer, its chat template cannot be read, it sees and does not
+            say how images are made ready, or a file named by another file is missing.
     """
     files = files_of(source)
     check_modules(files)
     described = describe(files, foreign=foreign)
     check_tokenizer_file(files)
-    template = read_template(files)
+    template, sight = read_template(files), described.footprint.sight
+    if sight is not None:
+        read_image_settings(files, side=sight.side)
     facts = replace(facts_of(described), taken=taken_of(described))
     defaults = read_generation_defaults(files)
     return Folder(model_digest(files), facts, defaults, has_pooling(files), template is not None)

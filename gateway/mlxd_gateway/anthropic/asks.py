@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 
 import msgspec
@@ -10,6 +11,7 @@ import msgspec
 from mlxd import (
     Chat,
     ChatMessage,
+    ContentPart,
     FormatKind,
     ResponseFormat,
     SamplingOptions,
@@ -21,6 +23,7 @@ from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.fates import ABSENT
+from mlxd_gateway.common.images import image_of_base64
 from mlxd_gateway.common.texts import join_objects, json_of
 
 FIELDS = MappingProxyType(
@@ -137,27 +140,48 @@ def _messages(message: r.User | r.Assistant | r.System, place: str) -> Iterator[
 
 
 def _user_blocks(message: r.User, place: str) -> Iterator[Placed]:
-    """Yield runs of text, and the answers of tools between them, in their order."""
-    run: list[r.Text] = []
+    """Yield runs of text and images, and the answers of tools between them, in their order."""
+    run: list[ContentPart] = []
     for index, block in enumerate(message.content):
-        if isinstance(block, r.Text):
-            run.append(block)
-        elif isinstance(block, r.ToolResult):
+        here = f"{place}.content[{index}]"
+        if isinstance(block, r.ToolResult):
             if run:
-                yield ChatMessage("user", _text(run)), place
+                yield _say("user", run), place
                 run = []
-            content = _text(_texts_in(block.content))
-            answer = ChatMessage("tool", content, tool_call_id=block.tool_use_id)
-            yield answer, f"{place}.content[{index}]"
+            answer = _say("tool", _parts_in(block.content, here))
+            yield replace(answer, tool_call_id=block.tool_use_id), here
+        elif isinstance(block, r.Text | r.Image):
+            run.append(_part(block, here))
     if run or not message.content:
-        yield ChatMessage("user", _text(run)), place
+        yield _say("user", run), place
 
 
-def _texts_in(content: str | list[r.ResultBlock] | None) -> str | list[r.Text]:
-    """Return a tool's answer; what is no text was refused before."""
+def _parts_in(content: str | list[r.ResultBlock] | None, place: str) -> list[ContentPart]:
+    """Return a tool's answer; what is neither text nor image was refused before."""
     if content is None or isinstance(content, str):
-        return content or ""
-    return [block for block in content if isinstance(block, r.Text)]
+        return [ContentPart(content or "")]
+    return [
+        _part(block, f"{place}.content[{index}]")
+        for index, block in enumerate(content)
+        if isinstance(block, r.Text | r.Image)
+    ]
+
+
+def _part(block: r.Text | r.Image, place: str) -> ContentPart:
+    if isinstance(block, r.Text):
+        return ContentPart(block.text)
+    source = block.source
+    assert isinstance(source, r.Base64), "others were refused"
+    return image_of_base64(
+        source.data, f"{place}.source.data", media_type=source.media_type.lower()
+    )
+
+
+def _say(role: str, parts: Sequence[ContentPart]) -> ChatMessage:
+    """Return a message of parts; of texts alone its content is one text."""
+    if any(part.image is not None for part in parts):
+        return ChatMessage(role, parts=tuple(parts))
+    return ChatMessage(role, "\n".join(part.text for part in parts))
 
 
 def _assistant(message: r.Assistant) -> ChatMessage:

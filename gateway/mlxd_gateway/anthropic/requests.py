@@ -16,9 +16,10 @@ from mlxd_gateway.common.fates import (
     pass_over,
     turn_down,
 )
+from mlxd_gateway.common.images import NO_FETCHING
 from mlxd_shared import config
 
-NO_SIGHT = "no model here sees: text alone"
+NO_SIGHT = "no model here reads documents: text and images alone"
 OF_CACHE = "prefixes are kept by themselves"
 OF_SERVER = "tools run with the client, not here"
 OF_ACCOUNT = "concerns an account with Anthropic"
@@ -66,10 +67,26 @@ class ToolUse(_Block, tag="tool_use"):
     toolset_name: Annotated[str | None, turn_down(OF_SERVER)] = None
 
 
-class Image(_Block, tag="image", forbid_unknown_fields=False):
+class Base64(msgspec.Struct, tag="base64", tag_field="type", forbid_unknown_fields=True):
+    """An image's bytes."""
+
+    media_type: str
+    data: str
+
+
+if TYPE_CHECKING:
+    ImageSource: TypeAlias = Base64 | Foreign
+else:
+    ImageSource = Union[
+        (Base64, *foreign(NO_FETCHING, "url"), *foreign("files are not kept here", "file"))
+    ]
+
+
+class Image(_Block, tag="image"):
     """An image."""
 
-    source: Annotated[Any, turn_down(NO_SIGHT)]
+    source: ImageSource
+    title: Annotated[Raw, pass_over("models are not shown it")] = ABSENT
 
 
 class Document(_Block, tag="document", forbid_unknown_fields=False):

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from mlxd import Chat, Client, Delta, Finished, ResponseFormat, SamplingOptions, Stream
 from mlxd_gateway.agents.rules import OF_ANY_API, Rule, apply_rules
 
+_PART = re.compile(r"\.parts\[(?P<index>\d+)\]\.(?:image|media_type)")
 _PLACE = re.compile(r"chat\.(?P<list>messages|tools_json)\[(?P<index>\d+)\](?P<rest>.*)")
 
 LATEST = "latest"
@@ -41,6 +42,8 @@ class Ask:
     places: tuple[str, ...] = ()
     """The request's field of each message of the chat, or what the wire called it before the rules
     moved it, where `fields` knows more of it."""
+    images_at: str = r".content[\g<index>]"
+    """How the request names a part of a message that is an image."""
     rules: tuple[Rule, ...] = OF_ANY_API
     """What applies to its chat where rules for agents are in force."""
 
@@ -79,7 +82,8 @@ class Ask:
         if match is not None and match["list"] == "tools_json":
             return f"tools[{match['index']}]"
         if match is not None and int(match["index"]) < len(self.places):
-            field = self.places[int(match["index"])] + match["rest"]
+            rest = _PART.sub(self.images_at, match["rest"])
+            field = self.places[int(match["index"])] + rest
             if _PLACE.match(field) is None:
                 return field.removesuffix("_json")
         if field in self.fields:

@@ -7,9 +7,18 @@ from types import MappingProxyType
 
 import msgspec
 
-from mlxd import Chat, ChatMessage, FormatKind, ResponseFormat, SamplingOptions, ToolCall
+from mlxd import (
+    Chat,
+    ChatMessage,
+    ContentPart,
+    FormatKind,
+    ResponseFormat,
+    SamplingOptions,
+    ToolCall,
+)
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.images import image_of_base64
 from mlxd_gateway.common.texts import json_of
 from mlxd_gateway.ollama import requests as r
 from mlxd_shared.domain.units import parse_duration
@@ -36,12 +45,12 @@ def ask_chat(request: r.ChatRequest) -> Ask:
         BadField: a field is not what it should be.
     """
     messages = request.messages or []
+    places = tuple(f"messages[{index}]" for index in range(len(messages)))
     chat = Chat(
-        tuple(map(_message, messages)),
+        tuple(_message(message, places[at]) for at, message in enumerate(messages)),
         tools_json=tuple(msgspec.json.encode(tool).decode() for tool in request.tools or ()),
         variables_json=_variables(request.think),
     )
-    places = tuple(f"messages[{index}]" for index in range(len(messages)))
     return _ask(request, chat, places=places)
 
 
@@ -59,12 +68,16 @@ def ask_generate(request: r.GenerateRequest) -> Ask:
             raise BadField("system", "means nothing with raw")
         if request.think:
             raise BadField("think", "means nothing with raw")
+        if request.images:
+            raise BadField("images", "means nothing with raw")
         return _ask(request, prompt)
     system = (ChatMessage("system", request.system),) if request.system else ()
-    chat = Chat((*system, ChatMessage("user", prompt)), variables_json=_variables(request.think))
+    parts = _parts(prompt, request.images, "images")
+    said = ChatMessage("user", "" if parts else prompt, parts=parts)
+    chat = Chat((*system, said), variables_json=_variables(request.think))
     places = ("system", "prompt") if system else ("prompt",)
     plain = f"{request.system}\n\n{prompt}" if request.system else prompt
-    return _ask(request, chat, places=places, plain=plain)
+    return _ask(request, chat, places=places, plain=None if parts else plain)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
@@ -115,21 +128,32 @@ def _ask(
         plain=plain,
         fields=FIELDS,
         places=places,
+        images_at=r".images[\g<index>]",
     )
 
 
-def _message(message: r.Message) -> ChatMessage:
+def _parts(text: str, images: list[str] | None, place: str) -> tuple[ContentPart, ...]:
+    """Return the parts of a message that shows images, its text last; none where it is a text."""
+    shown = [
+        image_of_base64(image, f"{place}[{index}]") for index, image in enumerate(images or ())
+    ]
+    return (*shown, *([ContentPart(text)] if text else [])) if shown else ()
+
+
+def _message(message: r.Message, place: str) -> ChatMessage:
     calls = (
         ToolCall(call.function.name, bytes(call.function.arguments).decode(), call.id)
         for call in message.tool_calls or ()
     )
+    parts = _parts(message.content or "", message.images, f"{place}.images")
     return ChatMessage(
         message.role,
-        message.content or "",
+        "" if parts else message.content or "",
         reasoning=message.thinking or "",
         tool_calls=tuple(calls),
         tool_call_id=message.tool_call_id or "",
         name=message.tool_name or "",
+        parts=parts,
     )
 
 

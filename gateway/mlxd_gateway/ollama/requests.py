@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import msgspec
 from msgspec import Raw
@@ -10,7 +10,6 @@ from msgspec import Raw
 from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
 from mlxd_shared import config
 
-NO_SIGHT = "no model here sees: text alone"
 AT_LOAD = "chosen when a model is loaded, for all its requests"
 NO_SAMPLER = "no model here is sampled so"
 NO_PICTURES = "no model here draws"
@@ -80,7 +79,7 @@ class Message(msgspec.Struct, forbid_unknown_fields=True):
     tool_calls: list[Call] | None = None
     tool_name: str | None = None
     tool_call_id: str | None = None
-    images: Annotated[Any, turn_down(NO_SIGHT, neutral=([],))] = None
+    images: Annotated[list[str] | None, honour("base64; of a user or a tool")] = None
 
 
 class Function(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
@@ -139,7 +138,7 @@ class GenerateRequest(_Generating, kw_only=True):
     context: Annotated[list[int] | None, turn_down("send messages to /api/chat", neutral=([],))] = (
         None
     )
-    images: Annotated[Any, turn_down(NO_SIGHT, neutral=([],))] = None
+    images: Annotated[list[str] | None, honour("base64; of a user or a tool")] = None
     width: Annotated[int | None, turn_down(NO_PICTURES, neutral=(0,))] = None
     height: Annotated[int | None, turn_down(NO_PICTURES, neutral=(0,))] = None
     steps: Annotated[int | None, turn_down(NO_PICTURES, neutral=(0,))] = None

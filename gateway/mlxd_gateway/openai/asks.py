@@ -9,6 +9,7 @@ import msgspec
 from mlxd import (
     Chat,
     ChatMessage,
+    ContentPart,
     FormatKind,
     ResponseFormat,
     SamplingOptions,
@@ -17,6 +18,7 @@ from mlxd import (
 )
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.images import image_of_url
 from mlxd_gateway.common.texts import join_objects, json_of
 from mlxd_gateway.openai import requests as r
 from mlxd_shared import config
@@ -251,6 +253,9 @@ def _message(
 ) -> ChatMessage:
     role = str(message.__struct_config__.tag)
     content = _text(message.content)
+    parts = _parts(message.content, place)
+    if parts and not isinstance(message, r.User | r.Tool):
+        raise BadField(f"{place}.content", "images are a user's or a tool's to send")
     match message:
         case r.Assistant():
             if message.reasoning and message.reasoning_content:
@@ -268,13 +273,31 @@ def _message(
             )
         case r.Tool():
             name = message.name or ""
-            return ChatMessage(role, content, tool_call_id=message.tool_call_id, name=name)
+            call_id = message.tool_call_id
+            return ChatMessage(role, content, tool_call_id=call_id, name=name, parts=parts)
         case _:
-            return ChatMessage(role, content, name=message.name or "")
+            return ChatMessage(role, content, name=message.name or "", parts=parts)
+
+
+def _parts(content: r.Content | None, place: str) -> tuple[ContentPart, ...]:
+    """Return the parts of a message that shows images; none where it is a text."""
+    if content is None or isinstance(content, str):
+        return ()
+    if not any(isinstance(part, r.Image) for part in content):
+        return ()
+    return tuple(
+        image_of_url(part.image_url.url, f"{place}.content[{index}].image_url.url")
+        if isinstance(part, r.Image)
+        else ContentPart(_text([part]))
+        for index, part in enumerate(content)
+    )
 
 
 def _text(content: r.Content | None) -> str:
+    """Return what a message says; empty where it shows images: then its parts say it."""
     if content is None or isinstance(content, str):
         return content or ""
+    if any(isinstance(part, r.Image) for part in content):
+        return ""
     parts = (part.refusal if isinstance(part, r.Refusal) else part for part in content)
     return "\n".join(part.text if isinstance(part, r.Text) else str(part) for part in parts)

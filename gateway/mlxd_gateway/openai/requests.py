@@ -15,7 +15,8 @@ from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_dow
 from mlxd_shared import config
 
 NO_SOUND = "no model here speaks"
-NO_SIGHT = "no model here sees or hears: text alone"
+NO_SIGHT = "no model here hears or reads files: text and images alone"
+NO_IMAGES = "images are taken by /v1/chat/completions alone"
 OF_ACCOUNT = "concerns an account with OpenAI"
 SENT_BACK = "part of an answer that is sent back"
 FROM_PARSING = "what OpenAI's packages have read in an answer that is sent back"
@@ -35,10 +36,17 @@ class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
     refusal: str
 
 
-class Image(msgspec.Struct, tag="image_url"):
-    """A part of a message that is no text."""
+class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
+    """An image, in a data URL."""
 
-    image_url: Annotated[Any, turn_down(NO_SIGHT)]
+    url: Annotated[str, honour("a data URL; no address is fetched")]
+    detail: Annotated[Raw, pass_over("a model sees every image alike")] = ABSENT
+
+
+class Image(msgspec.Struct, tag="image_url", forbid_unknown_fields=True):
+    """A part of a user's or a tool's message: an image."""
+
+    image_url: ImageUrl
 
 
 class Audio(msgspec.Struct, tag="input_audio"):

@@ -142,18 +142,27 @@ class ContentPart(_message.Message):
 
     TEXT_FIELD_NUMBER: _builtins.int
     IMAGE_FIELD_NUMBER: _builtins.int
+    MEDIA_TYPE_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     image: _builtins.bytes
-    """The bytes of an image's file. Not served yet."""
+    """The bytes of an image's file: PNG, JPEG, WebP or GIF, of one frame; in a message of the user
+    or of a tool. At most 8 MiB and 33554432 pixels; at most 16 images and 10 MiB of them in a
+    request. UNIMPLEMENTED by name where the model cannot see.
+    """
+    media_type: _builtins.str
+    """Of an image: image/png, image/jpeg, image/webp or image/gif, which the file must be. Empty: the
+    file tells.
+    """
     def __init__(
         self,
         *,
         text: _builtins.str = ...,
         image: _builtins.bytes = ...,
+        media_type: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["image", b"image", "kind", b"kind", "media_type", b"media_type", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_kind: _TypeAlias = _typing.Literal["text", "image"]  # noqa: Y015
     _WhichOneofArgType_kind: _TypeAlias = _typing.Literal["kind", b"kind"]  # noqa: Y015
@@ -192,7 +201,9 @@ class ChatMessage(_message.Message):
 
     @_builtins.property
     def parts(self) -> _containers.RepeatedCompositeFieldContainer[Global___ContentPart]:
-        """Instead of content: its parts, each with a kind. Texts are joined by line ends."""
+        """Instead of content: its parts, each with a kind. Texts are joined by line ends where no image
+        is among them; otherwise the model's template is given the parts, in their order.
+        """
 
     def __init__(
         self,

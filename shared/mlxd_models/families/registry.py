@@ -12,6 +12,7 @@ from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
 from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
+from mlxd_models.families.sighted import llava
 
 Registry: TypeAlias = Mapping[str, Family[Any]]
 
@@ -41,6 +42,7 @@ REGISTRY: Final[Registry] = MappingProxyType(
         "Glm4MoeLiteForCausalLM": glm4_moe_lite.GLM4_MOE_LITE,
         "GptOssForCausalLM": gpt_oss.GPT_OSS,
         "LlamaForCausalLM": llama.LLAMA,
+        "LlavaForConditionalGeneration": llava.LLAVA,
         "MistralForCausalLM": mistral.MISTRAL,
         "Qwen2ForCausalLM": qwen2.QWEN2,
         "Qwen3ForCausalLM": qwen3.QWEN3,

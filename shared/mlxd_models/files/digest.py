@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from mlxd_models.files.image_settings import IMAGE_FILE, PROCESSOR_FILE
 from mlxd_models.files.model_files import file_error
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.ollama_manifest import PARAMETERS_FILE
@@ -31,6 +32,8 @@ WHOLE_FILES = {
     "generation_config.json": config.CONFIG_FILE_BYTES_MAX,
     "modules.json": config.CONFIG_FILE_BYTES_MAX,
     INDEX_FILE: config.SAFETENSORS_HEADER_BYTES_MAX,
+    IMAGE_FILE: config.CONFIG_FILE_BYTES_MAX,
+    PROCESSOR_FILE: config.CONFIG_FILE_BYTES_MAX,
     PARAMETERS_FILE: config.CONFIG_FILE_BYTES_MAX,
     "special_tokens_map.json": config.CONFIG_FILE_BYTES_MAX,
     "tokenizer.json": config.TOKENIZER_FILE_BYTES_MAX,

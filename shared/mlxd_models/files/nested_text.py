@@ -16,6 +16,7 @@ OUTER_KEYS: Final = ("quantization", "quantization_config", "tie_word_embeddings
 
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
+        "LlavaForConditionalGeneration": MappingProxyType({}),  # by the text's kind
         "Gemma3ForConditionalGeneration": MappingProxyType(
             {
                 "vocab_size": 262_208,
@@ -24,7 +25,7 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
                 "head_dim": 256,
                 "max_position_embeddings": 131_072,
             }
-        )
+        ),
     }
 )
 """What published configs leave out of the text's part."""

@@ -24,6 +24,7 @@ from mlxd_models.fit.terms import form_of_numbers
 from mlxd_models.sizes.weight_forms import (
     AS_NUMBERS,
     LAYER_PREFIX,
+    TOWER_PREFIX,
     FloatType,
     unpacked_weight_values,
 )
@@ -52,6 +53,7 @@ def facts_of(described: Description) -> ModelFacts:
         packed_scales=kept.values - (elements - packed_values),
         exact_values=sum(spec.values for spec in described.specs if spec.required and spec.exact),
         packable=_packable(described.specs, packed),
+        sight=footprint.sight,
     )
 
 
@@ -99,7 +101,8 @@ def _in_turn(specs: Iterable[TensorSpec]) -> list[TensorSpec]:
 
     def turn(spec: TensorSpec) -> tuple[int, bool]:
         if not spec.name.startswith(LAYER_PREFIX):
-            return (-1 if "embed" in spec.name else sys.maxsize), False
+            is_first = "embed" in spec.name and not spec.name.startswith(TOWER_PREFIX)
+            return (-1 if is_first else sys.maxsize), False
         layer, _, inner = spec.name.removeprefix(LAYER_PREFIX).partition(".")
         return layers.setdefault(layer, len(layers)), inner.startswith("mlp.")
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mlxd_models.families.common.packing import ON_LOAD, Packing
 from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared.domain.requests import Weights
 
 
@@ -97,6 +98,8 @@ class ModelFacts:
     """Values that live as float32, whatever form others live in."""
     packable: Mapping[Weights, Packable] = field(default_factory=dict)
     """What is packed while loading, where that is asked for."""
+    sight: SightSizes | None = None
+    """How it sees; None: it reads text alone."""
 
     def unpacked_of(self, weights: Weights) -> int:
         """Return the most values that are unpacked at once in such a life."""

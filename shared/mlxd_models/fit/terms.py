@@ -129,6 +129,11 @@ def _activations(
     unpacked = facts.caches.unpacked_values(read, choice.kv_format)
     unpacked += facts.unpacked_of(choice.weights)
     nbytes += unpacked * item_bytes
+    seen = ""
+    if facts.sight is not None:  # images are seen before a pass begins
+        kept = facts.sight.kept_nbytes(item_bytes)
+        nbytes = max(nbytes, facts.sight.seeing_nbytes(item_bytes)) + kept
+        seen = f", with features of {config.IMAGE_FEATURES_KEPT_MAX} images"
     making = max((taken.beyond_in(choice.weights, item_bytes) for taken in facts.taken), default=0)
     if making - beside_bytes > nbytes:
         return plan.Term(
@@ -136,7 +141,7 @@ def _activations(
         )
     by_passes = not device.on_cpu and reads_passes(facts.passes, facts.caches)
     most = config.PREFILL_PASS_TOKENS if by_passes else config.PREFILL_CHUNK_TOKENS
-    note = f"a prefill of {min(most, context)} tokens against a context of {context}"
+    note = f"a prefill of {min(most, context)} tokens against a context of {context}{seen}"
     return plan.Term(plan.ACTIVATIONS_TERM, nbytes, note)
 
 

@@ -35,6 +35,7 @@ AS_NUMBERS: Final[Mapping[Weights, FloatType]] = MappingProxyType(
 
 
 LAYER_PREFIX = "model.layers."
+TOWER_PREFIX = "vision_tower."
 
 UNPACKED_LAYERS = 4
 """Layers whose weights are unpacked at once, for a pass of many rows."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import enum
 import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Final
 
 from mlxd_shared.domain.errors import InvalidRequest
 
@@ -23,11 +24,21 @@ class ToolCall:
     id: str = ""
 
 
+IMAGE_FORMATS: Final[Mapping[str, str]] = MappingProxyType(
+    {"PNG": "image/png", "JPEG": "image/jpeg", "WEBP": "image/webp", "GIF": "image/gif"}
+)
+"""The formats of images that are read, and their media types."""
+
+
 @dataclass(frozen=True, slots=True)
 class ContentPart:
-    """A part of a message's content."""
+    """A part of a message's content: a text, or an image."""
 
     text: str = ""
+    image: bytes | None = None
+    """The bytes of an image's file; None: it is a text."""
+    media_type: str = ""
+    """What that file is; empty: it tells itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +59,14 @@ class ChatMessage:
     @property
     def text(self) -> str:
         """What it says: its content, or the texts of its parts, joined by line ends."""
-        return "\n".join(part.text for part in self.parts) if self.parts else self.content
+        if not self.parts:
+            return self.content
+        return "\n".join(part.text for part in self.parts if part.image is None)
+
+    @property
+    def images(self) -> tuple[ContentPart, ...]:
+        """The images among its parts."""
+        return tuple(part for part in self.parts if part.image is not None)
 
 
 class ToolChoice(enum.Enum):
@@ -155,6 +173,7 @@ def chat_texts(chat: Chat) -> Iterator[tuple[str, str]]:
             yield f"{place}.{name}", getattr(message, name)
         for number, part in enumerate(message.parts):
             yield f"{place}.parts[{number}].text", part.text
+            yield f"{place}.parts[{number}].media_type", part.media_type
         for number, call in enumerate(message.tool_calls):
             for name in ("id", "name", "arguments_json"):
                 yield f"{place}.tool_calls[{number}].{name}", getattr(call, name)
@@ -162,6 +181,14 @@ def chat_texts(chat: Chat) -> Iterator[tuple[str, str]]:
         yield f"chat.tools_json[{index}]", tool
     yield "chat.template_variables_json", chat.variables_json
     yield "chat.tool_name", chat.tool_name
+
+
+def chat_images(chat: Chat) -> Iterator[tuple[str, ContentPart]]:
+    """Yield every image of a conversation, in order, and before it the field that it is."""
+    for index, message in enumerate(chat.messages):
+        for number, part in enumerate(message.parts):
+            if part.image is not None:
+                yield f"chat.messages[{index}].parts[{number}].image", part
 
 
 def refuse_half_characters(chat: Chat) -> None:

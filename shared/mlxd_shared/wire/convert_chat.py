@@ -9,8 +9,15 @@ from google.protobuf import json_format
 
 from mlxd.v1 import inference_pb2
 from mlxd_shared import config
-from mlxd_shared.domain.chats import ASSISTANT, ROLES, Chat, ChatMessage, json_object
-from mlxd_shared.domain.errors import FieldNotServed, FieldViolation
+from mlxd_shared.domain.chats import (
+    ASSISTANT,
+    IMAGE_FORMATS,
+    ROLES,
+    Chat,
+    ChatMessage,
+    json_object,
+)
+from mlxd_shared.domain.errors import FieldViolation
 from mlxd_shared.wire.convert_bounds import check_count, moment_violations
 from mlxd_shared.wire.convert_format import format_from_pb
 from mlxd_shared.wire.records import read
@@ -19,6 +26,8 @@ OWN_VARIABLES = frozenset(
     {"messages", "tools", "add_generation_prompt", "continue_final_message", "strftime_now"}
 )
 """What a template is given otherwise."""
+IMAGE_ROLES = ("user", "tool")
+"""Whose messages may have images."""
 
 
 def messages_from_json(written: object) -> tuple[ChatMessage, ...]:
@@ -37,10 +46,8 @@ def messages_from_json(written: object) -> tuple[ChatMessage, ...]:
 def chat_violations(pb: inference_pb2.ChatPrompt) -> list[FieldViolation]:
     """Return what is out of bounds, or makes no sense whatever the model.
 
-    What is too large is not looked into, and of a list the first entry that is wrong is told.
-
-    Raises:
-        FieldNotServed: a part of a message is an image.
+    What is too large is not looked into, and of a list the first entry that is wrong is told. No
+    image is parsed: only its bytes are counted.
     """
     first = next(_size_violations(pb), None)
     return [*_content_violations(pb)] if first is None else [first]
@@ -58,6 +65,7 @@ def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
     yield from check_count(
         "chat.messages", parts, config.CHAT_MESSAGES_MAX, "parts in all messages"
     )
+    yield from _image_size_violations(pb)
     texts = sum(
         len(m.content) + len(m.reasoning) + len(m.name) + len(m.tool_call_id) for m in pb.messages
     )
@@ -72,6 +80,22 @@ def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
     )
     most = config.CHAT_JSON_CHARS_MAX
     yield from check_count("chat", written, most, "characters of JSON in a chat")
+
+
+def _image_size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
+    """Yield which bounds a request's images pass."""
+    sizes = {
+        f"chat.messages[{index}].parts[{number}].image": len(part.image)
+        for index, message in enumerate(pb.messages)
+        for number, part in enumerate(message.parts)
+        if part.HasField("image")
+    }
+    most = config.IMAGES_MAX
+    yield from check_count("chat.messages", len(sizes), most, "images in all messages")
+    for field, nbytes in sizes.items():
+        yield from check_count(field, nbytes, config.IMAGE_BYTES_MAX, "bytes of an image")
+    total, most = sum(sizes.values()), config.IMAGES_BYTES_MAX
+    yield from check_count("chat.messages", total, most, "bytes of images in all messages")
 
 
 def _content_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
@@ -151,7 +175,8 @@ def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[F
     if pb.parts and pb.content:
         yield FieldViolation(f"{place}.parts", "content is given too")
     yield from _first_of(
-        _part_violations(part, f"{place}.parts[{index}]") for index, part in enumerate(pb.parts)
+        _part_violations(part, f"{place}.parts[{index}]", pb.role)
+        for index, part in enumerate(pb.parts)
     )
     if pb.role != "tool" and pb.tool_call_id:
         yield FieldViolation(f"{place}.tool_call_id", "a message of a tool has it")
@@ -161,12 +186,31 @@ def _message_violations(pb: inference_pb2.ChatMessage, place: str) -> Iterator[F
     )
 
 
-def _part_violations(pb: inference_pb2.ContentPart, place: str) -> Iterator[FieldViolation]:
+def _part_violations(
+    pb: inference_pb2.ContentPart, place: str, role: str
+) -> Iterator[FieldViolation]:
     match pb.WhichOneof("kind"):
         case None:
             yield FieldViolation(place, "a part has a kind")
+        case "text":
+            if pb.media_type:
+                yield FieldViolation(f"{place}.media_type", "an image has it")
         case "image":
-            raise FieldNotServed(f"{place}.image")
+            yield from _image_violations(pb, place, role)
+
+
+def _image_violations(
+    pb: inference_pb2.ContentPart, place: str, role: str
+) -> Iterator[FieldViolation]:
+    if role not in IMAGE_ROLES:
+        problem = f"a message of {' or '.join(IMAGE_ROLES)} has images"
+        yield FieldViolation(f"{place}.image", problem)
+    if not pb.image:
+        yield FieldViolation(f"{place}.image", "has no bytes")
+    known = IMAGE_FORMATS.values()
+    if pb.media_type and pb.media_type not in known:
+        problem = f"{pb.media_type[:80]!r} is not one of {', '.join(known)}"
+        yield FieldViolation(f"{place}.media_type", problem)
 
 
 def _call_violations(pb: inference_pb2.ToolCall, place: str) -> Iterator[FieldViolation]:

@@ -32,6 +32,7 @@ LONG_TEXTS_NBYTES: dict[str, int] = {
     "mlxd.v1.Reranking.query": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.Reranking.instruction": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ContentPart.text": 4 * config.PROMPT_CHARS_MAX,
+    "mlxd.v1.ContentPart.image": config.IMAGE_BYTES_MAX,
     "mlxd.v1.ChatMessage.content": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ChatMessage.reasoning": 4 * config.PROMPT_CHARS_MAX,
     "mlxd.v1.ToolCall.arguments_json": 4 * config.CHAT_JSON_TEXT_CHARS_MAX,

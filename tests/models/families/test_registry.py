@@ -22,4 +22,4 @@ def test_an_unknown_architecture_lists_the_known() -> None:
 
     assert caught.value.field == "architectures"
     assert "'MambaForCausalLM'" in caught.value.problem
-    assert "LlamaForCausalLM, MistralForCausalLM" in caught.value.problem
+    assert "LlavaForConditionalGeneration, MistralForCausalLM" in caught.value.problem

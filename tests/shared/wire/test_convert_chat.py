@@ -16,7 +16,7 @@ from mlxd_shared.domain.chats import (
     ToolChoice,
     answer_of,
 )
-from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest
+from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.records import write
 
@@ -62,7 +62,7 @@ def test_a_conversation_arrives_as_it_was_sent() -> None:
 
 
 def test_a_message_comes_in_parts_or_whole() -> None:
-    """Not both, and no part is nothing; an image is refused by name until it is served."""
+    """Not both, and no part is nothing."""
     assert FULL.messages[3].text == "a\nb"
     assert FULL.messages[0].text == "hi"
     parts = [pb.ContentPart(text="a")]
@@ -72,10 +72,6 @@ def test_a_message_comes_in_parts_or_whole() -> None:
     assert [*refuse(nothing)] == ["chat.messages[0].parts[1]"]
     many = pb.ChatMessage(role="user", parts=parts * (config.CHAT_MESSAGES_MAX + 1))
     assert "parts" in refuse(many)["chat.messages"]
-    seen = pb.ChatMessage(role="user", parts=[*parts, pb.ContentPart(image=b"x")])
-    with pytest.raises(FieldNotServed) as caught:
-        generate_from_pb(pb.GenerateRequest(chat=pb.ChatPrompt(messages=[seen])))
-    assert caught.value.field == "chat.messages[0].parts[1].image"
 
 
 def test_who_decides_on_calls_makes_sense() -> None:

@@ -58,6 +58,19 @@ async def messages_reach_the_template(wire: Wire) -> None:
     assert error.violations[0].field == "chat.template_variables_json"
 
 
+@covering("ContentPart.media_type")
+async def only_images_have_a_media_type(wire: Wire) -> None:
+    """It is refused beside a text, and where it is none that is read."""
+    for part in (
+        inference_pb2.ContentPart(text="a", media_type="image/png"),
+        inference_pb2.ContentPart(image=b"a", media_type="image/tiff"),
+    ):
+        chat = Prompt(messages=[Message(role="user", parts=[part])])
+        error = await refusal(wire.generate(model=MODEL, chat=chat))
+        assert isinstance(error, InvalidRequest)
+        assert error.violations[0].field == "chat.messages[0].parts[0].media_type"
+
+
 @covering("ChatMessage.parts", "ContentPart.text")
 async def parts_are_one_content(wire: Wire) -> None:
     """Joined by line ends; a system message in the middle stays there."""

@@ -40,6 +40,7 @@ def test_an_account_is_the_sum_of_its_arrays() -> None:
         Account.WEIGHTS: (76, 2),
         Account.KV: (0, 0),
         Account.PREFIX: (10, 1),
+        Account.IMAGES: (0, 0),
         Account.DRAFT: (0, 0),
         Account.WORKSPACE: (0, 0),
     }

@@ -45,6 +45,8 @@ class Job:
     nonce: str
     file: str
     """Where the model has that template."""
+    sees: bool = False
+    """Whether the template may want contents as lists of parts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +69,19 @@ class ChatFormat:
         tokenizer: Tokenizer,
         *,
         chars_max: int = config.PROMPT_CHARS_MAX,
+        sees: bool = False,
     ) -> None:
         """Prepare; takes about as long as reading the tokenizer.
 
         chars_max: no longer prompt fits the context; one is refused before it is encoded.
+        sees: whether the model takes images.
 
         Raises:
             InvalidModel: an added token of the tokenizer is too long to steer a chat.
         """
         self.template = template
         self._chars_max = chars_max
+        self._sees = sees
         written = f"{template.text}\n{template.tool_text}"
         named = sorted({text for _, text in template.special})
         self.tokenizer = tokenizer
@@ -119,6 +124,7 @@ class ChatFormat:
             continues=chat.continues,
             nonce=nonce,
             file=self.template.file_of(with_tools=bool(tools)),
+            sees=self._sees,
         )
 
     def encode(self, rendered: str, nonce: str) -> list[int]:
@@ -151,7 +157,7 @@ def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any
         if message.role == ASSISTANT:
             item |= _answer(message, mark, mark_answer)
         else:
-            item["content"] = mark(message.text)
+            item["content"] = _parts(message, mark) if message.images else mark(message.text)
         if message.tool_call_id:
             item["tool_call_id"] = mark(message.tool_call_id)
         name = message.name or names.get(message.tool_call_id, "")
@@ -159,6 +165,14 @@ def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any
             item["name"] = mark(name)
         messages.append(item)
     return messages
+
+
+def _parts(message: ChatMessage, mark: _Mark) -> list[dict[str, str]]:
+    """Return the parts of a message that shows images, as templates know them."""
+    return [
+        {"type": "text", "text": mark(part.text)} if part.image is None else {"type": "image"}
+        for part in message.parts
+    ]
 
 
 def _answer(message: ChatMessage, mark: _Mark, mark_answer: _Mark) -> dict[str, Any]:

@@ -19,6 +19,7 @@ import jinja2
 
 from mlxd_worker.chat.call_forms import CallForms, Message, call_forms, form_message
 from mlxd_worker.chat.environment import Refusal, TooLong, Variables, render
+from mlxd_worker.chat.list_contents import list_content, wants_lists
 
 
 class NotContinued(Exception):
@@ -37,12 +38,19 @@ class TemplateFault(Exception):
 
 
 def render_chat(
-    template: str, variables: Variables, *, now_s: float, chars_max: int, continues: bool
+    template: str,
+    variables: Variables,
+    *,
+    now_s: float,
+    chars_max: int,
+    continues: bool,
+    sees: bool = False,
 ) -> str:
     """Return the text of a conversation (`variables["messages"]`) as the template wants it.
 
     Content that is None stands for none; arguments of calls are objects. continues: the text ends
-    within the last message, behind its content.
+    within the last message, behind its content. sees: content that is a text becomes a list of one
+    part where the template writes it only so.
 
     Raises:
         NotContinued: that content is not where it could be gone on with.
@@ -52,7 +60,7 @@ def render_chat(
         jinja2.TemplateSyntaxError: it is no template.
         MemoryError, RecursionError: it takes more of them than there is.
     """
-    rendering = _Rendering(template, variables, now_s, chars_max)
+    rendering = _Rendering(template, variables, now_s, chars_max, sees)
     messages: list[Message] = variables["messages"]
     if not continues:
         return rendering.text(messages)
@@ -74,12 +82,15 @@ class _Rendering:
     variables: Variables
     now_s: float
     chars_max: int
+    sees: bool = False
 
     def text(self, messages: list[Message], *, more_chars: int = 0) -> str:
         """Return the text of messages whose missing contents are None."""
         forms = CallForms()
         if any("tool_calls" in message for message in messages):
             forms = call_forms(self.template, self._special())
+        if self.sees and wants_lists(self.template, self._special()):
+            messages = [list_content(message) for message in messages]
         formed_messages = [form_message(message, forms) for message in messages]
         try:
             text = self._render(formed_messages, more_chars)

@@ -113,6 +113,7 @@ class RenderRoom:
             "variables": job.variables,
             "now_s": job.now_s,
             "continues": job.continues,
+            "sees": job.sees,
         }
         try:
             answer = self._children.ask(json.dumps(question).encode(), limit_s=self._limit_s)

@@ -30,6 +30,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join, count_alike
+from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.judging import judge_plainly
 from mlxd_worker.engine.masks.constraint import Advance
 from mlxd_worker.engine.masks.threads import MaskThreads
@@ -82,10 +83,12 @@ class Engine:
         stepper: Stepper,
         prefix: PrefixCache | None = None,
         clock: Callable[[], float] = time.monotonic,
+        gallery: Gallery | None = None,
     ) -> None:
         """Take the model's caches over; they must hold no rows. `prefix` is None for none.
 
-        stepper: what steps the rows of these caches (`stepping.choose`).
+        stepper: what steps the rows of these caches (`stepping.choose`). gallery: what sees the
+        images of prompts; None: none has any.
         """
         self.limits = limits
         self._model = model
@@ -120,6 +123,7 @@ class Engine:
             clock,
             stepper=stepper,
             together=together,
+            gallery=gallery,
         )
 
     @property

@@ -30,6 +30,7 @@ from mlxd_worker.cache.layers.tokens import is_read_in_place
 from mlxd_worker.cache.prefix.lookup import Lookup
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried, Stepper
@@ -76,12 +77,14 @@ class Prefill:
         *,
         stepper: Stepper,
         together: bool,
+        gallery: Gallery | None = None,
     ) -> None:
         """Read the prompts of rows of `caches`.
 
         stepper: what steps these rows, and may take prompts' tokens along. together: whether one
-        pass reads several prompts.
+        pass reads several prompts. gallery: what sees their images; None: they have none.
         """
+        self._gallery = gallery
         self._stepper = stepper
         self._model = model
         self._caches = caches
@@ -196,7 +199,7 @@ class Prefill:
         if row.embeds:  # every token's state is asked for: nothing of former prompts helps
             return
         self._prefix.token_s = self._pacer.prefill_token_s
-        start = self._prefix.begin(row.id, request.prompt, most=_reusable(row))
+        start = self._prefix.begin(row.id, request.looked_up, most=_reusable(row))
         if row.id not in self._prefix.waiting:
             self._start_at(row, start)
 
@@ -259,10 +262,11 @@ class Prefill:
         in_place = self._reads_in_place(company)
         if not in_place:
             self._stepper.rest()
+        inlays = () if self._gallery is None else self._gallery.inlays_of(company)
         # Behind a step that is under way nobody waits, and nothing is learnt of what it takes.
         waits = not (in_place and self._stepper.ahead and self._pacer.prefill_token_s > 0.0)
         started_s = self._clock()
-        prefill(self._model, self._caches, company, wait=waits)
+        prefill(self._model, self._caches, company, wait=waits, inlays=inlays)
         for row, _ in company:
             self._prefix.advance(row.id)
         read = sum(len(tokens) for _, tokens in company)
@@ -300,7 +304,7 @@ class Prefill:
         """Return how much of a row's prompt would be found if it began now."""
         known = self._known.get(row.id)
         if known is None:
-            prompt, most = row.request.prompt, _reusable(row)
+            prompt, most = row.request.looked_up, _reusable(row)
             known = self._known[row.id] = self._prefix.count_known(prompt, most=most)
         return known
 
@@ -316,7 +320,7 @@ class Prefill:
         """Tell whether another row, of no less priority, will sooner have what both begin with."""
         if not self._prefix.enabled or row.embeds:
             return False
-        prompt, known = row.request.prompt, self._known_of(row)
+        prompt, known = row.request.looked_up, self._known_of(row)
         for other in rows:
             if (
                 not other.begun
@@ -327,7 +331,7 @@ class Prefill:
                 continue
             left = other.prefill_left - self._coming.get(other.id, 0)
             both = known + max(left, SHARED_MIN_TOKENS)
-            if both <= _reusable(row) and begin_alike(prompt, other.request.prompt, both):
+            if both <= _reusable(row) and begin_alike(prompt, other.request.looked_up, both):
                 return True
         return False
 
@@ -343,8 +347,8 @@ def begin_alike(prompt: Sequence[int], other: Sequence[int], count: int) -> bool
 
 
 def _is_alone(row: Row) -> bool:
-    """Tell whether something is made of the states that a row's own passes compute."""
-    return row.embeds or row.scores is not None
+    """Tell whether something is made of a row's own passes, or goes into them, beside tokens."""
+    return row.embeds or row.scores is not None or row.looks
 
 
 def _reusable(row: Row) -> int:

@@ -130,6 +130,25 @@ class Sink(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class Image:
+    """An image at its place in a prompt."""
+
+    name: bytes
+    """A hash: of no other image."""
+    start: int
+    """Its first token's place."""
+    tokens: int
+    """How many it has."""
+    pixels: bytes
+    """Rows of pixels as the model sees it, 8 bits for each of three colours."""
+
+    @property
+    def stop(self) -> int:
+        """The place behind its last token."""
+        return self.start + self.tokens
+
+
+@dataclass(frozen=True, slots=True)
 class Submit:
     """A stream to generate, checked against the model by the caller that submits it.
 
@@ -180,6 +199,16 @@ class Submit:
     forced: tuple[int, ...] = ()
     """What an earlier worker has generated, where it is to be evaluated token by token as it was
     then; it is no part of `prompt`, and as little told again. Not with `resumed`."""
+    images: tuple[Image, ...] = ()
+    """What stands in the prompt instead of tokens, in order; never at its end."""
+    keys: tuple[int, ...] = ()
+    """What the prompt is looked up by where it has images: as long, and made of their names there.
+    Empty: by its tokens."""
+
+    @property
+    def looked_up(self) -> tuple[int, ...]:
+        """What the prompt is looked up by among former ones."""
+        return self.keys or self.prompt
 
     @property
     def anchored(self) -> bool:

@@ -14,8 +14,10 @@ import uuid
 from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
+from typing import Any
 
 from mlxd_shared import config
+from mlxd_shared.domain.chats import Chat, chat_images
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_shared.wire.intake import run_paced
@@ -74,16 +76,17 @@ async def generate(
     accepted_s = time.monotonic()
     await run_paced(check_vocabulary, spec, loaded.vocab_size)
     request_id = spec.request_id or uuid.uuid4().hex
-    with worker.streams.open(request_id, rows_max=loaded.rows_max) as stream:
+    with (
+        worker.streams.open(request_id, rows_max=loaded.rows_max) as stream,
+        worker.images.hold(_count_images(spec), loaded.sight),
+    ):
         prompt = await prompt_of(worker, spec, loaded, request_id)
         await run_paced(_check_resumed, spec, loaded, prompt.ids)
         echo = await echo_of(worker, spec, loaded, prompt.ids)
         constraint = await _compile(worker, spec, loaded, prompt)
         reader = worker.engine.reader()
-        by_steps = len(spec.resumed) <= worker.replay_steps_max
         request = Submit(
             stream=stream,
-            prompt=prompt.ids if by_steps else prompt.ids + spec.resumed,
             sampling=resolve(
                 merge(spec.sampling, loaded.sampling), seed=int.from_bytes(os.urandom(8), "little")
             ),
@@ -104,8 +107,7 @@ async def generate(
             deadline_s=None if left_s is None else accepted_s + left_s,
             constraint=constraint,
             shown=prompt.shown,
-            resumed=0 if by_steps else len(spec.resumed),
-            forced=spec.resumed if by_steps else (),
+            **_replay(prompt, spec, by_steps=len(spec.resumed) <= worker.replay_steps_max),
         )
         seed: int | None = request.sampling.seed
         ended = False
@@ -125,6 +127,21 @@ async def generate(
                 )
                 yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
                 seed = echo = None
+
+
+def _count_images(spec: GenerateSpec) -> int:
+    chat = spec.prompt
+    return sum(1 for _ in chat_images(chat)) if isinstance(chat, Chat) else 0
+
+
+def _replay(prompt: Prompt, spec: GenerateSpec, *, by_steps: bool) -> dict[str, Any]:
+    """Return what a prompt, and the output of an earlier worker, are in a stream's request."""
+    fields: dict[str, Any] = {"images": prompt.images}
+    if by_steps:
+        return {**fields, "prompt": prompt.ids, "keys": prompt.keys, "forced": spec.resumed}
+    keys = prompt.keys and prompt.keys + spec.resumed
+    whole = prompt.ids + spec.resumed
+    return {**fields, "prompt": whole, "keys": keys, "resumed": len(spec.resumed)}
 
 
 async def echo_of(

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 from mlxd_shared import config
-from mlxd_shared.domain.chats import Chat
-from mlxd_shared.domain.errors import InvalidRequest, NoChatTemplate
+from mlxd_shared.domain.chats import Chat, chat_images
+from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest, NoChatTemplate
 from mlxd_shared.domain.requests import GenerateSpec
 from mlxd_shared.wire.intake import run_paced
 from mlxd_worker.chat.answer import Answer
@@ -28,9 +28,12 @@ from mlxd_worker.constraints.calls.grammar import FIELD, CallFormat, marks_of
 from mlxd_worker.constraints.calls.offers import read_offers
 from mlxd_worker.engine.masks.calls import CallConstraint
 from mlxd_worker.engine.masks.constraint import Constraint
+from mlxd_worker.engine.request import Image
 from mlxd_worker.engine.text import TextStream
 from mlxd_worker.front.worker import Worker
 from mlxd_worker.thread.facts import Loaded
+from mlxd_worker.vision.room import Pixels
+from mlxd_worker.vision.sight import place_images
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +55,10 @@ class Prompt:
     """The special ids that are part of the text even if others are left out."""
     calls: Calls | None = None
     """The constraint on its calls; None: there is none."""
+    images: tuple[Image, ...] = ()
+    """What stands in it instead of tokens."""
+    keys: tuple[int, ...] = ()
+    """What it is looked up by; empty: by its ids."""
 
 
 async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_id: str) -> Prompt:
@@ -59,6 +66,7 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
 
     Raises:
         InvalidRequest: it makes no prompt that this model can read; names the field.
+        FieldNotServed: an image, and the model reads text alone; names it.
         NoChatTemplate, InvalidModel: the model's files have no usable form for a conversation.
         QueueFull: too many conversations wait to be rendered.
     """
@@ -77,24 +85,26 @@ async def prompt_of(worker: Worker, spec: GenerateSpec, loaded: Loaded, request_
 async def _chat_prompt(
     worker: Worker, spec: GenerateSpec, chat: Chat, loaded: Loaded, request_id: str
 ) -> Prompt:
-    wanted = loaded.chat
+    _refuse_unseen(chat, loaded)
+    wanted, sight = loaded.chat, loaded.sight
     if wanted is None:
         raise NoChatTemplate(loaded.job.name)
+    images = () if sight is None else await worker.images.read(chat, sight)
     chars = sum(len(message.text) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
-    check = partial(_check_ids, rendered.ids, spec, loaded, field="chat")
-    # A template may make many ids of a small request.
-    is_short = len(rendered.ids) <= config.TOKENIZE_SHORT_IDS_MAX
-    ids = check() if is_short else await asyncio.to_thread(check)
+    check = partial(_place, rendered.ids, images, spec, loaded)
+    # A template, or images, may make many ids of a small request.
+    is_short = len(rendered.ids) <= config.TOKENIZE_SHORT_IDS_MAX and not images
+    prompt = check() if is_short else await asyncio.to_thread(check)
     if not chat.parses and not chat.requires_call:
-        return Prompt(ids)
+        return prompt
     continued = chat.messages[-1].text if chat.continues else None
     begin = wanted.output.begin(rendered.tail, continued)
     tools = await run_paced(tools_of, chat.offered)
     calls = call_format(spec, tools, loaded, wanted.output, begin)
     if not chat.parses:
-        return Prompt(ids, calls=calls)
+        return replace(prompt, calls=calls)
     # Bare JSON is not a call if JSON was requested.
     bare = wanted.output.bare_json and spec.response_format is not None
     output = wanted.output.without_calls() if bare else wanted.output
@@ -102,7 +112,30 @@ async def _chat_prompt(
     answer = Answer(parser, request_id)
     if spec.resumed:
         await asyncio.to_thread(_read_again, answer, spec, loaded, wanted.shown)
-    return Prompt(ids, answer, wanted.shown, calls)
+    return replace(prompt, answer=answer, shown=wanted.shown, calls=calls)
+
+
+def _refuse_unseen(chat: Chat, loaded: Loaded) -> None:
+    """Refuse images where the model reads text alone.
+
+    Raises:
+        FieldNotServed: names the first image.
+    """
+    if loaded.sight is None:
+        for field, _ in chat_images(chat):
+            raise FieldNotServed(field)
+
+
+def _place(
+    ids: Sequence[int], images: tuple[Pixels, ...], spec: GenerateSpec, loaded: Loaded
+) -> Prompt:
+    """Return a chat's prompt: its ids with images in their places, of which none has more."""
+    if not images or loaded.sight is None:
+        return Prompt(_check_ids(ids, spec, loaded, field="chat"))
+    named = [(image.name, image.colours) for image in images]
+    placed = place_images(ids, named, loaded.sight.sizes)
+    checked = _check_ids(placed.ids, spec, loaded, field="chat")
+    return Prompt(checked, images=placed.images, keys=placed.keys)
 
 
 def call_format(

@@ -43,6 +43,7 @@ from mlxd_worker.process.lifeline import Lifeline, new_output
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import Loaded, LoadJob
 from mlxd_worker.tokenizing.room import TokenRoom
+from mlxd_worker.vision.room import ImageRoom
 
 LOAD_RETRY_S = 1.0
 _log = get_logger("worker")
@@ -87,6 +88,7 @@ class Worker:
         self.streams = Streams(waiting_max=waiting_max)
         self.formats = CompileRoom()
         self.chats = RenderRoom()
+        self.images = ImageRoom()
         self.tokens = TokenRoom()
         self.stopping = stopping
         """Set once the process has begun to stop; it admits no stream then."""

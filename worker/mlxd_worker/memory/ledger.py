@@ -34,6 +34,7 @@ class Account(StrEnum):
     WEIGHTS = "weights"
     KV = "kv"
     PREFIX = "prefix"
+    IMAGES = "images"
     DRAFT = "draft"
     WORKSPACE = "workspace"
 

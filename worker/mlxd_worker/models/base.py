@@ -10,17 +10,29 @@ Invariants:
   them depends on rows or caches: whoever chooses how steps are run looks at both.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, Self
 
 import mlx.core as mx
 
+from mlxd_models.files.image_settings import ImageSettings
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.kernels.device import runs_cpu
+
+
+@dataclass(frozen=True, slots=True)
+class Inlay:
+    """Rows that take the places of tokens' embeddings."""
+
+    start: int
+    """The place of the first, among all tokens of a pass."""
+    rows: mx.array
+    """[places, hidden]."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +53,8 @@ class Batch:
     """Whose caches are read and written. `RowCaches.rows` order is the cheapest."""
     counts: tuple[int, ...] = ()
     """The tokens of each row where these are several rows' chunks; for models that read those."""
+    inlays: tuple[Inlay, ...] = ()
+    """What stands for tokens, in order, for models that see; of a prefill alone."""
 
     @property
     def width(self) -> int:
@@ -170,6 +184,17 @@ class Model(Passes, Protocol):
 
     def parameters(self) -> Mapping[str, mx.array]:
         """Return the weights by name, each array once, for the ledger."""
+
+
+class Sighted(ABC):
+    """What a model is besides that sees."""
+
+    @abstractmethod
+    def see(self, pixels: mx.array, settings: ImageSettings) -> mx.array:
+        """Return the features [N, tokens, hidden] of images, evaluated.
+
+        pixels: uint8 [N, side, side, 3], as `settings` say but for scaling.
+        """
 
 
 def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:

@@ -12,6 +12,8 @@ from typing import Any, Final
 
 NESTED: Final = "Gemma3ForConditionalGeneration"
 """Its config is that of its text, one level down."""
+SIGHTED: Final = "LlavaForConditionalGeneration"
+"""So is this one's, beside a tower's."""
 
 SIZES: Final[Mapping[str, Any]] = {
     "hidden_size": 256,
@@ -79,6 +81,15 @@ _LATENT: Final[Mapping[str, Any]] = {
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
 }
+_TOWER: Final[Mapping[str, Any]] = {
+    "model_type": "clip_vision_model",
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 2,
+    "image_size": 32,
+    "patch_size": 8,
+}
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "DeepseekV2ForCausalLM": {
         **_LATENT, "q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax",
@@ -93,6 +104,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
         "rope_scaling": {"rope_type": "default"},
     },
     "LlamaForCausalLM": {},
+    SIGHTED: {"model_type": "llama"},
     "MistralForCausalLM": {"sliding_window": 128},
     "Qwen2ForCausalLM": {},
     "Qwen3ForCausalLM": {},
@@ -109,6 +121,8 @@ def config_of(architecture: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, 
     own = {**sizes, **OWN[architecture]}
     if architecture == NESTED:
         own = {"text_config": own, "tie_word_embeddings": False}
+    if architecture == SIGHTED:
+        own = {"text_config": own, "vision_config": _TOWER, "image_token_id": 5}
     return {"architectures": [architecture], **own}
 
 

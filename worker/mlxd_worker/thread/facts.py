@@ -14,6 +14,7 @@ from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.request import Occupancy
 from mlxd_worker.text.pooling_files import EmbedDefaults
 from mlxd_worker.text.tokenizer import Tokenizer
+from mlxd_worker.vision.sight import Sight
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,8 @@ class Loaded:
     """Likewise, for vectors of texts."""
     embeds: bool = True
     """Whether it makes vectors of texts."""
+    sight: Sight | None = None
+    """How it sees images; None: it reads text alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,6 +88,8 @@ class ModelHost:
         self._ledger.attach(Account.KV, "rows", resident.caches)
         contents = resident.caches.contents
         self._ledger.attach(Account.PREFIX, "snapshots", contents.book, tally=contents.book.tally)
+        if resident.gallery is not None:
+            self._ledger.attach(Account.IMAGES, "features", resident.gallery)
         self._counts[job.name] = counts
         self._guesses[job.name] = guesses
         self._resident = resident
@@ -107,6 +109,8 @@ class ModelHost:
             self._ledger.detach(Account.KV, "rows")
             self._lift_limits()
             self._ledger.detach(Account.PREFIX, "snapshots")
+            if self._resident.gallery is not None:
+                self._ledger.detach(Account.IMAGES, "features")
             self._resident = None
         return self._sweep().active_nbytes
 
@@ -119,12 +123,14 @@ class ModelHost:
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
         """Release what no stream needs until `target_nbytes` are held; return before and after.
 
-        First spare arenas and MLX's pool, then the least valuable snapshots, no more than needed.
+        First spare arenas, features of images and MLX's pool, then the least valuable snapshots, no
+        more than needed.
         """
         before_nbytes = held_nbytes = _held_nbytes()
         if held_nbytes > target_nbytes:
             if self._resident is not None:
                 self._resident.caches.rest()
+                self._forget_images()
             mx.clear_cache()
             held_nbytes = _held_nbytes()
             if held_nbytes > target_nbytes and self._resident is not None:
@@ -166,9 +172,15 @@ class ModelHost:
         """Release what is kept for later streams: arenas, MLX's pool, compiled formats."""
         if self._resident is not None:
             self._resident.caches.rest()
+            self._forget_images()
             mx.clear_cache()
             self._resident.facts.constraints.rest()
             trim_heap()
+
+    def _forget_images(self) -> None:
+        """Drop the features of images: a row that needs them sees its own again."""
+        if self._resident is not None and self._resident.gallery is not None:
+            self._resident.gallery.clear()
 
     def settle(self) -> Figures:
         """Audit the ledger while no stream is left, and return the figures."""

@@ -17,6 +17,7 @@ from queue import SimpleQueue
 import mlx.core as mx
 import psutil
 
+from mlxd_models.describe import Description
 from mlxd_models.families.common.family import Footprint
 from mlxd_models.files.chat_template import ChatTemplate, read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
@@ -40,6 +41,7 @@ from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import NO_CONTROLS, Constraints
+from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
@@ -47,13 +49,15 @@ from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.cores import available_cores
-from mlxd_worker.models.base import Model, Passes
+from mlxd_worker.models.base import Model, Passes, Sighted
 from mlxd_worker.models.loader import inspect_model, load_model
+from mlxd_worker.models.weights.reader import Progress
 from mlxd_worker.text.pooling_files import read_embed_defaults
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.blocks import open_blocks
 from mlxd_worker.thread.facts import DiskFolder, Loaded, LoadJob, Report
 from mlxd_worker.tokenizing.files import load_tokenizer
+from mlxd_worker.vision.sight import Sight, check_placeholder, read_sight
 
 WARM_UP_PROMPT_TOKENS = 4
 WARM_UP_TOKENS = 2
@@ -71,6 +75,8 @@ class Resident:
     prefix: PrefixCache
     engine: Engine
     facts: Loaded
+    gallery: Gallery | None = None
+    """What sees images; None: the model reads text alone."""
 
 
 def make_resident(
@@ -95,6 +101,7 @@ def make_resident(
     files = inspect_model(stored := files_of(job.path))
     check_options(model_facts := facts_of(files), job.spec)
     tokenizer, template = load_tokenizer(stored), read_template(stored)
+    sight = read_sight(stored, files.footprint.sight)
     sampling = merge(job.spec.sampling, read_generation_defaults(stored), DEFAULTS)
     plan = _plan(job.spec, model_facts, device)
     life = life_of(plan, files, on_cpu=device is DeviceKind.CPU)
@@ -106,18 +113,11 @@ def make_resident(
         report(LoadProgress("reading weights", bytes_read, bytes_total))
 
     _set_limits(plan, files.footprint, life.form, device)
-    model = load_model(
-        files,
-        form=life.form,
-        progress=progress,
-        packed=life.packed,
-        on_load=life.on_load,
-        context=plan.context_length,
-    )
+    model = _read_model(files, life, plan, progress)
     caches = _new_caches(model, plan, in_place=writes_in_place(model, device))
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
-    chat = _read_chats(template, tokenizer, plan)
+    chat = _read_chats(template, tokenizer, plan, sight)
     facts = Loaded(
         job=job,
         tokenizer=tokenizer,
@@ -133,8 +133,10 @@ def make_resident(
         sampling=sampling,
         embeds=model.capabilities.embeds,
         embedding=read_embed_defaults(stored),
+        sight=sight,
     )
-    make_engine = _engine_maker(passes, caches, facts, plan)
+    gallery = _open_gallery(model, sight)
+    make_engine = _engine_maker(passes, caches, facts, plan, gallery)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(stepper=choose(passes, caches)), life.form)
     warm_shapes(model, caches, compiled=compiled)
@@ -142,7 +144,29 @@ def make_resident(
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
     prefix = _new_prefix(job, plan, life, caches, device, counts=counts, folder=folder)
-    return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
+    engine = make_engine(prefix=prefix, stepper=stepper)
+    return Resident(model, caches, prefix, engine, facts, gallery)
+
+
+def _read_model(files: Description, life: Life, plan: Plan, progress: Progress) -> Model:
+    return load_model(
+        files,
+        form=life.form,
+        progress=progress,
+        packed=life.packed,
+        on_load=life.on_load,
+        context=plan.context_length,
+    )
+
+
+def _open_gallery(model: Model, sight: Sight | None) -> Gallery | None:
+    """Return what sees images, warm; None where the model reads text alone."""
+    if sight is None:
+        return None
+    assert isinstance(model, Sighted), "its description says so"
+    gallery = Gallery(model, sight.sizes, sight.settings)
+    gallery.warm_up()
+    return gallery
 
 
 def _new_prefix(
@@ -172,12 +196,16 @@ def _new_prefix(
 
 
 def _read_chats(
-    template: ChatTemplate | None, tokenizer: Tokenizer, plan: Plan
+    template: ChatTemplate | None, tokenizer: Tokenizer, plan: Plan, sight: Sight | None
 ) -> ChatFormat | None:
     """Return how conversations are read; None where the model has no template for them."""
     if template is None:
         return None
-    return ChatFormat(template, tokenizer, chars_max=tokenizer.chars_max(plan.context_length))
+    chars_max = tokenizer.chars_max(plan.context_length)
+    chat = ChatFormat(template, tokenizer, chars_max=chars_max, sees=sight is not None)
+    if sight is not None:
+        check_placeholder(sight, chat.control.ids.values())
+    return chat
 
 
 def _make_constraints(tokenizer: Tokenizer, model: Model, chat: ChatFormat | None) -> Constraints:
@@ -214,7 +242,7 @@ def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: Devic
 
 
 def _engine_maker(
-    model: Passes, caches: RowCaches, facts: Loaded, plan: Plan
+    model: Passes, caches: RowCaches, facts: Loaded, plan: Plan, gallery: Gallery | None
 ) -> Callable[..., Engine]:
     """Return a function that makes an engine, given `Engine`'s keyword arguments."""
     limits = Limits(
@@ -231,7 +259,7 @@ def _engine_maker(
             shown=request.shown,
         )
 
-    return partial(Engine, model, caches, decoder, limits)
+    return partial(Engine, model, caches, decoder, limits, gallery=gallery)
 
 
 def _check_generates(engine: Engine, form: FloatType) -> None:

@@ -32,7 +32,7 @@ Run = Callable[[Coroutine[Any, Any, ExitCode]], ExitCode]
 
 async def answer_once(client: Client, talk: Talk, text: str) -> ExitCode:
     """Answer one message; calls in the answer are shown, and nobody answers them."""
-    turn = [ChatMessage("user", text)]
+    turn = [talk.say(text)]
     with _keeping(talk, turn):
         return await _stream(client, talk, turn)
 
@@ -54,7 +54,7 @@ class Answerer:
         Raises:
             KeyboardInterrupt, MlxdError: it was stopped, or failed.
         """
-        turn = [ChatMessage("user", text)]
+        turn = [self._talk.say(text)]
         tools = t.by_name(self._talk.tools)
         with _keeping(self._talk, turn):
             for _ in range(TOOL_ROUNDS_MAX):
@@ -105,6 +105,8 @@ def _keeping(talk: Talk, turn: Sequence[ChatMessage]) -> Iterator[None]:
     finally:
         if turn[-1].role == "assistant" and not turn[-1].tool_calls:
             talk.messages += turn
+        else:
+            talk.images = turn[0].images
 
 
 async def _stream(client: Client, talk: Talk, turn: list[ChatMessage]) -> ExitCode:
@@ -112,7 +114,12 @@ async def _stream(client: Client, talk: Talk, turn: list[ChatMessage]) -> ExitCo
     try:
         return await _stream_answer(client, talk, turn)
     except NoChatTemplate:
-        for_template = {"--system": talk.system, "--set": talk.variables, "--tools": talk.tools}
+        for_template = {
+            "--system": talk.system,
+            "--set": talk.variables,
+            "--tools": talk.tools,
+            "--image": turn[0].images,
+        }
         flags = " and ".join(flag for flag, value in for_template.items() if value)
         if flags:
             usage_error(f"{flags}: {talk.model} has no chat template, which alone would read that")

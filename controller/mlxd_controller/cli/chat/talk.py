@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlxd_controller.cli.chat.tools import Tool
-from mlxd_shared.domain.chats import Chat, ChatMessage, json_object
+from mlxd_shared.domain.chats import Chat, ChatMessage, ContentPart, json_object
 from mlxd_shared.domain.requests import SamplingOptions
 
 
@@ -28,13 +28,22 @@ class Talk:
     """Of the chat template."""
     tools: tuple[Tool, ...] = ()
     messages: list[ChatMessage] = field(default_factory=list)
+    images: tuple[ContentPart, ...] = ()
+    """What the next message shows."""
     chats: bool = True
     """Whether the model has a template for chats; found out by the first message."""
+
+    def say(self, text: str) -> ChatMessage:
+        """Return the user's next message, with the images that wait for one."""
+        images, self.images = self.images, ()
+        if not images:
+            return ChatMessage("user", text)
+        return ChatMessage("user", parts=(*images, ContentPart(text)))
 
     def prompt(self, turn: Sequence[ChatMessage]) -> Chat | str:
         """Return the prompt for a turn: a message, then maybe calls and their results."""
         if not self.chats:
-            return turn[0].content
+            return turn[0].text
         first = [ChatMessage("system", self.system)] if self.system else []
         return Chat(
             (*first, *self.messages, *turn),
@@ -43,11 +52,15 @@ class Talk:
         )
 
     def take_last(self) -> str:
-        """Take the last message of the user's back, with all that followed; return its text."""
+        """Take the last message of the user's back, with all that followed; return its text.
+
+        The images that it has shown wait for the next message.
+        """
         places = [place for place, said in enumerate(self.messages) if said.role == "user"]
-        text = self.messages[places[-1]].content
+        said = self.messages[places[-1]]
+        self.images = said.images
         del self.messages[places[-1] :]
-        return text
+        return said.text
 
 
 def read_variable(name: str, text: str) -> object:

@@ -11,13 +11,16 @@ import msgspec
 from msgspec import Raw
 
 from mlxd_gateway.common.fates import ABSENT, Foreign, foreign, honour, pass_over
-from mlxd_gateway.openai.requests import NO_SIGHT, SENT_BACK, Refusal
+from mlxd_gateway.openai.requests import NO_IMAGES, NO_SIGHT, SENT_BACK, Refusal
 
 NO_TOOLS = "tools run with the client, not here"
 NO_CUSTOM = "tools are functions here"
 UNSEEN = "models are not shown it"
 
-_ImageOrFile = foreign(NO_SIGHT, "input_image", "input_file", "input_audio")
+_ImageOrFile = (
+    *foreign(NO_IMAGES, "input_image"),
+    *foreign(NO_SIGHT, "input_file", "input_audio"),
+)
 _OtherItem = (
     *foreign(
         NO_TOOLS,

@@ -18,6 +18,7 @@ from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.files.weights import TensorFact
 from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.sight_sizes import SightSizes
 
 Config = TypeVar("Config")
 
@@ -31,6 +32,8 @@ class Footprint:
     """What the layers remember, by kind."""
     passes: PassSizes
     """The widths that decide what evaluating takes."""
+    sight: SightSizes | None = None
+    """How it sees; None: it reads text alone."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -33,6 +33,7 @@ from mlxd_worker.cache.kept.points import (
 )
 from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.prefix.evicted import EvictedRuns
+from mlxd_worker.cache.prefix.images import match_whole_images
 from mlxd_worker.cache.prefix.lookup import (
     Lookup,
     PrefixCounts,
@@ -123,7 +124,7 @@ class PrefixCache:
         if not self.enabled:
             return 0
         limit = len(prompt) - 1 if most is None else most
-        match = self._trie.match(key_of(prompt), limit=limit)
+        match = match_whole_images(self._trie, key_of(prompt), limit=limit)
         return worth_putting_back(self._target(match).offset, in_place=self._caches.in_place)
 
     def begin(self, row: RowId, prompt: Sequence[int], *, most: int | None = None) -> Lookup:
@@ -137,7 +138,7 @@ class PrefixCache:
         if not self.enabled:
             return Lookup(total, cached=0, matched=0, reason=CacheReason.NONE)
         key = key_of(prompt)
-        match = self._trie.match(key, limit=limit)
+        match = match_whole_images(self._trie, key, limit=limit)
         target = self._target(match)
         cached = worth_putting_back(target.offset, in_place=self._caches.in_place)
         if cached:

@@ -11,28 +11,35 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import mlx.core as mx
 
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
-from mlxd_worker.models.base import Batch, Passes
+from mlxd_worker.models.base import Batch, Inlay, Passes
 
 RowChunk = tuple[Row, Sequence[int]]
 """A row, and its prompt's next tokens."""
 
 
 def prefill(
-    model: Passes, caches: RowCaches, chunks: Sequence[RowChunk], *, wait: bool = True
+    model: Passes,
+    caches: RowCaches,
+    chunks: Sequence[RowChunk],
+    *,
+    wait: bool = True,
+    inlays: tuple[Inlay, ...] = (),
 ) -> None:
     """Evaluate rows' next prompt tokens into the caches in one pass, and move their offsets.
 
     wait: until it is done; else it is only dispatched, for passes that write in place alone.
-    Several rows' only where the model and its caches can do that (`reads_together`).
+    Several rows' only where the model and its caches can do that (`reads_together`). inlays: what
+    takes the places of tokens, which are counted through all chunks.
     """
     caches.reserve_all({row.id: row.offset + len(tokens) for row, tokens in chunks})
-    hidden = model.forward(_batch_of(chunks), caches)
+    hidden = model.forward(replace(_batch_of(chunks), inlays=inlays), caches)
     along: list[mx.array] = []
     scored: list[tuple[Row, mx.array]] = []
     first = 0

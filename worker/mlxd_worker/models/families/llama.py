@@ -89,7 +89,9 @@ class LlamaModel(Decoder[Layer]):
             return layer.feed(add_projection(rows, read, layer.output, layer.output_norm))
 
         is_wide = any(its.batch.width > 1 or its.batch.counts for its in passes)
-        return _apart(self._run(ids, caches, do_layer, is_wide=is_wide), passes)
+        inlays = batches[0].inlays
+        assert len(batches) == 1 or not any(its.inlays for its in batches), "never joined"
+        return _apart(self._run(ids, caches, do_layer, is_wide=is_wide, inlays=inlays), passes)
 
     def _attend(
         self, layer: Layer, rows: mx.array, cache: AttentionCache, passes: Sequence[_Pass]

@@ -40,6 +40,7 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
+from mlxd_worker.models.base import Inlay
 from mlxd_worker.models.layers.experts import Experts, take_experts
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, logits_of
 from mlxd_worker.models.weights.linear import (
@@ -248,6 +249,15 @@ def take_feed(config: DecoderConfig, weights: Reader, index: int, norm: Norm) ->
     )
 
 
+def lay_in(rows: mx.array, inlays: Sequence[Inlay]) -> mx.array:
+    """Return rows `[M, hidden]` in which inlays, in order, have taken their places; lazy."""
+    parts, done = [], 0
+    for inlay in inlays:
+        parts += [rows[done : inlay.start], inlay.rows.astype(rows.dtype)]
+        done = inlay.start + inlay.rows.shape[0]
+    return mx.concatenate([*parts, rows[done:]], axis=0)
+
+
 _Layer = TypeVar("_Layer", bound=Weighted)
 
 
@@ -324,13 +334,16 @@ class Decoder(Generic[_Layer]):
         do_layer: Callable[[_Layer, LayerCache | None, mx.array], mx.array],
         *,
         is_wide: bool,
+        inlays: Sequence[Inlay] = (),
     ) -> mx.array:
         """Return the rows [M, hidden] of token ids [M] after all layers, normalised, lazy.
 
-        is_wide: whether a row has several of these tokens.
+        is_wide: whether a row has several of these tokens. inlays: what takes the places of some.
         """
         rows, scale = self._embedding.lookup(ids), self._decoder.embedding_scale
         rows = rows if scale == 1.0 else rows * scale
+        if inlays:
+            rows = lay_in(rows, inlays)
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         unpacks = self._packed and is_wide and rows.shape[0] > packed_rows_max()
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):

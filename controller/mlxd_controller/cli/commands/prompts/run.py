@@ -35,6 +35,8 @@ from mlxd_controller.cli.grouping import Session, Work, ask_or_start_server
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.state import state_folder
 from mlxd_controller.cli.terminal.progress import ByteBar
+from mlxd_shared.config import IMAGE_BYTES_MAX, IMAGES_MAX
+from mlxd_shared.domain.chats import ContentPart
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 
 ModelOrPath = Annotated[
@@ -71,6 +73,13 @@ class Chatting:
             " command that the file names.",
         ),
     ] = None
+    image: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FILE",
+            help="An image that the first message shows, a PNG, JPEG, WebP or GIF; repeatable.",
+        ),
+    ] = None
     history: Annotated[
         str | None,
         typer.Option(
@@ -100,12 +109,30 @@ class Chatting:
             variables[name] = read_variable(name, value)
         return variables
 
+    def read_images(self) -> tuple[ContentPart, ...]:
+        """Return the images of --image."""
+        paths = self.image or []
+        if len(paths) > IMAGES_MAX:
+            outcome.usage_error(f"--image: at most {IMAGES_MAX}, not {len(paths)}")
+        return tuple(map(_read_image, paths))
+
     def read_tools(self) -> tuple[Tool, ...]:
         """Return the tools of --tools."""
         try:
             return () if self.tools is None else read_tools(self.tools)
         except ToolsNotUsable as error:
             outcome.usage_error(f"--tools: {error}")
+
+
+def _read_image(path: Path) -> ContentPart:
+    try:
+        with path.expanduser().open("rb") as file:
+            content = file.read(IMAGE_BYTES_MAX + 1)
+    except OSError as error:
+        outcome.usage_error(f"--image: {path}: {error.strerror}")
+    if not 0 < len(content) <= IMAGE_BYTES_MAX:
+        outcome.usage_error(f"--image: {path}: 1 to {IMAGE_BYTES_MAX} bytes")
+    return ContentPart(image=content)
 
 
 @ask_or_start_server
@@ -130,6 +157,7 @@ def run(
         system=chatting.system,
         variables=chatting.variables(),
         tools=chatting.read_tools(),
+        images=chatting.read_images(),
     )
     text = _one_message(prompt)
     if text is None:

@@ -1,0 +1,1 @@
+"""Families that see: a tower over pixels beside a decoder over tokens."""

@@ -1,0 +1,172 @@
+"""How a model's processor makes an image ready to be seen, as its files say.
+
+Sources, first that is there
+- preprocessor_config.json;
+- processor_config.json: its `image_processor`.
+
+Invariants:
+- A setting that would change pixels is honoured or refused by name; it is never ignored.
+- What comes out is a square of the side that the model's tower has: another one is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, Final
+
+from mlxd_models.files.model_source import Source, files_of
+from mlxd_shared.domain.errors import InvalidModel
+
+IMAGE_FILE: Final = "preprocessor_config.json"
+PROCESSOR_FILE: Final = "processor_config.json"
+_WITHIN: Final = "image_processor"
+_KINDS: Final[Mapping[str, bool]] = MappingProxyType(
+    {"CLIPImageProcessor": True, "LlavaImageProcessor": True, "SiglipImageProcessor": False}
+)
+"""Processors that are known, and whether a size that is one number is the shorter side's."""
+_BACKENDS: Final = ("Fast", "Pil")
+_RESAMPLE_MAX: Final = 5
+_BICUBIC: Final = 3
+_HALVES: Final = (0.5, 0.5, 0.5)
+_MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
+_DEVIATION: Final = (0.26862954, 0.26130258, 0.27577711)
+"""CLIP's own, which its processor's files may leave out."""
+
+
+@dataclass(frozen=True, slots=True)
+class ImageSettings:
+    """How pixels are made: resized, the middle cut out, then scaled and shifted."""
+
+    side: int
+    """Of what comes out, in pixels."""
+    shorter_side: int | None
+    """What the shorter side becomes before the middle is cut out; None: both become `side`."""
+    resample: int
+    """Pillow's number of the filter."""
+    scale: float
+    """What 8-bit values are multiplied by."""
+    mean: tuple[float, float, float]
+    """What is subtracted then, of each colour."""
+    deviation: tuple[float, float, float]
+    """What is divided by at last."""
+
+
+def read_image_settings(source: Source, *, side: int) -> ImageSettings:
+    """Return how images become squares of `side` pixels.
+
+    Raises:
+        InvalidModel: no file says how, or it says what is not supported, or another side; names
+            the file and the key.
+    """
+    files = files_of(source)
+    file, values = IMAGE_FILE, files.read_json(IMAGE_FILE)
+    if not values:
+        file = PROCESSOR_FILE
+        inner = files.read_json(PROCESSOR_FILE).get(_WITHIN)
+        if not isinstance(inner, dict):
+            problem = f"missing, and {PROCESSOR_FILE} has no {_WITHIN}: the model sees, and no file"
+            raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
+        values = inner
+    return _Reading(file, values, side).settings()
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """One file's object."""
+
+    file: str
+    values: Mapping[str, Any]
+    side: int
+
+    def settings(self) -> ImageSettings:
+        """Return what the file says."""
+        by_shorter = self._kind()
+        for key in ("do_resize", "do_convert_rgb"):
+            if not self._flag(key, default=True):
+                raise self._error(key, "false is not supported")
+        if self._flag("do_pad", default=False):
+            raise self._error("do_pad", "true is not supported")
+        crops = self._flag("do_center_crop", default=by_shorter)
+        shorter = self._shorter_side(by_shorter=by_shorter)
+        if crops:
+            self._check_square("crop_size", self.values.get("crop_size", self.side))
+        if shorter is not None and (not crops or shorter < self.side):
+            raise self._error("size", f"a shorter side of {shorter} gives no square of {self.side}")
+        rescales, normalises = self._flag("do_rescale"), self._flag("do_normalize")
+        plain = (_MEAN, _DEVIATION) if by_shorter else (_HALVES, _HALVES)
+        return ImageSettings(
+            side=self.side,
+            shorter_side=shorter,
+            resample=self._resample(),
+            scale=self._number("rescale_factor", 1 / 255) if rescales else 1.0,
+            mean=self._colours("image_mean", plain[0]) if normalises else (0.0, 0.0, 0.0),
+            deviation=self._colours("image_std", plain[1]) if normalises else (1.0, 1.0, 1.0),
+        )
+
+    def _kind(self) -> bool:
+        stated = self.values.get("image_processor_type") or "CLIPImageProcessor"
+        name = str(stated)
+        for backend in _BACKENDS:
+            name = name.removesuffix(backend)
+        if name not in _KINDS:
+            known = ", ".join(_KINDS)
+            raise self._error("image_processor_type", f"{stated!r} is not one of {known}")
+        return _KINDS[name]
+
+    def _shorter_side(self, *, by_shorter: bool) -> int | None:
+        """Return what the shorter side becomes; None where both become the side that is wanted."""
+        size = self.values.get("size")
+        if size is None:
+            raise self._error("size", "missing")
+        if isinstance(size, dict) and set(size) == {"shortest_edge"}:
+            size, by_shorter = size["shortest_edge"], True
+        if by_shorter and type(size) is int:
+            if not 1 <= size <= 16 * self.side:
+                raise self._error("size", f"{size} is not in 1..{16 * self.side}")
+            return size
+        self._check_square("size", size)
+        return None
+
+    def _check_square(self, key: str, stated: object) -> None:
+        if stated not in (self.side, {"height": self.side, "width": self.side}):
+            problem = f"{stated!r} is not the {self.side} pixels that the model's tower has"
+            raise self._error(key, problem)
+
+    def _resample(self) -> int:
+        stated = self.values.get("resample", _BICUBIC)
+        if type(stated) is not int or not 0 <= stated <= _RESAMPLE_MAX:
+            raise self._error("resample", f"{stated!r} is not in 0..{_RESAMPLE_MAX}")
+        return stated
+
+    def _flag(self, key: str, *, default: bool = True) -> bool:
+        stated = self.values.get(key)
+        stated = default if stated is None else stated
+        if type(stated) is not bool:
+            raise self._error(key, f"{stated!r} is not true or false")
+        return stated
+
+    def _number(self, key: str, default: float) -> float:
+        stated = self.values.get(key, default)
+        if type(stated) not in (int, float) or not 0 < stated <= 1:
+            raise self._error(key, f"{stated!r} is not a number in (0, 1]")
+        return float(stated)
+
+    def _colours(self, key: str, default: tuple[float, float, float]) -> tuple[float, float, float]:
+        stated = self.values.get(key)
+        stated = default if stated is None else stated
+        if not isinstance(stated, list | tuple) or len(stated) != len(default):
+            raise self._error(key, f"{stated!r} is not a number for each of three colours")
+        for number in stated:
+            if (
+                type(number) not in (int, float)
+                or not 0 <= number <= 255
+                or not (number or key == "image_mean")
+            ):
+                raise self._error(key, f"{number!r} is out of range")
+        red, green, blue = (float(number) for number in stated)
+        return red, green, blue
+
+    def _error(self, key: str, problem: str) -> InvalidModel:
+        return InvalidModel(problem, self.file, key)

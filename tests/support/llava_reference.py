@@ -1,0 +1,70 @@
+"""Writes down what transformers' own LLaVA makes of the cases.
+
+`python -m tests.support.llava_reference` needs PyTorch, on which the tests do not depend: run it
+where that is installed beside the version of transformers that pyproject.toml names. Weights are
+those of the tests' checkpoints.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import load_file
+
+from tests.support.llava_cases import CASES, COLUMNS, GOLDEN, Case
+from tests.support.seeing import image_settings
+
+DIGITS = 7
+
+
+def logits_of(case: Case, folder: Path) -> list[list[float]]:
+    """Return the reference's logits of a case, of each position, in the columns that are kept."""
+    torch: Any = importlib.import_module("torch")
+    transformers: Any = importlib.import_module("transformers")
+    config = transformers.LlavaConfig(
+        **{key: value for key, value in case.config.items() if key != "architectures"}
+    )
+    config._attn_implementation = "eager"
+    model = transformers.LlavaForConditionalGeneration(config).eval().float()
+    stored = load_file(str(case.write(folder) / "model.safetensors"))
+    own = model.state_dict()
+    for name, values in stored.items():
+        own[_name_in(own, name)].copy_(torch.from_numpy(values))
+    settings = image_settings(case.side, tower=case.tower)
+    mean, deviation = (np.float32(settings[key]) for key in ("image_mean", "image_std"))
+    scaled = (case.pixels().astype(np.float32) / 255 - mean) / deviation
+    with torch.no_grad():
+        output = model(
+            input_ids=torch.tensor([case.prompt]),
+            pixel_values=torch.from_numpy(scaled.transpose(0, 3, 1, 2).copy()),
+            attention_mask=torch.ones(1, len(case.prompt), dtype=torch.long),
+        )
+    kept = output.logits[0][:, list(COLUMNS)].double().numpy()
+    return [[float(f"{value:.{DIGITS}g}") for value in row] for row in kept]
+
+
+def _name_in(own: Any, name: str) -> str:
+    """Return what the reference calls a tensor of the tests' checkpoints."""
+    candidates = (
+        name,
+        f"model.{name}",
+        name.replace("model.", "model.language_model.", 1),
+        name.replace("vision_tower.", "model.vision_tower.vision_model.", 1),
+    )
+    return next(each for each in candidates if each in own)
+
+
+def main() -> None:
+    """Write the file."""
+    with tempfile.TemporaryDirectory() as root:
+        written = {case.name: logits_of(case, Path(root) / case.name) for case in CASES}
+    GOLDEN.write_text(json.dumps(written) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,147 @@
+"""Images in an engine: seen once, looked up by what they show, and read again after a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlxd_models.families.registry import REGISTRY
+from mlxd_models.files.image_settings import read_image_settings
+from mlxd_worker.engine.gallery import Gallery
+from mlxd_worker.models.base import Sighted
+from mlxd_worker.tokenizing.files import load_tokenizer
+from mlxd_worker.vision.sight import Placed, place_images
+from tests.support.engines import Collected, TinyEngine, engine_on
+from tests.support.llava_cases import CASES, PIECES, PLACE
+from tests.support.resuming import resumed_prompt
+from tests.worker.tiny import load
+
+CASE = CASES[0]
+
+
+@dataclass(slots=True)
+class Seeing:
+    """An engine that sees, and its gallery."""
+
+    tiny: TinyEngine
+    gallery: Gallery
+
+    def place(self, *images: bytes, before: Sequence[int] = PIECES[0]) -> Placed:
+        """Return a prompt of text, images with a token between, and text."""
+        ids = list(before)
+        for _ in images:
+            ids += [PLACE, 17]
+        named = [(blake2b(image).digest(), image) for image in images]
+        return place_images([*ids, *PIECES[2]], named, self.gallery.sizes)
+
+    def run(self, placed: Placed, **options: Any) -> Collected:
+        """Run one stream with these images to its end."""
+        return self.tiny.alone(
+            **{"prompt": placed.ids, "images": placed.images, "keys": placed.keys, **options}
+        )
+
+
+@pytest.fixture
+def seeing(tmp_path: Path) -> Seeing:
+    """An engine on a tiny LLaVA that keeps prefixes."""
+    folder = CASE.write(tmp_path / "model")
+    model = load(folder)
+    assert isinstance(model, Sighted)
+    family = REGISTRY["LlavaForConditionalGeneration"]
+    sizes = family.footprint(family.parse(CASE.config)).sight
+    assert sizes is not None
+    gallery = Gallery(model, sizes, read_image_settings(folder, side=CASE.side), kept_max=2)
+    tokenizer = load_tokenizer(folder)
+    tiny = engine_on(
+        model, tokenizer, rows_max=4, context_length=512, prefix_nbytes=1 << 24, chunk=6,
+        gallery=gallery,
+    )  # fmt: skip
+    return Seeing(tiny, gallery)
+
+
+def images() -> list[bytes]:
+    """Return two images' pixels, and the first with one value changed by one."""
+    first, second = (picture.tobytes() for picture in CASE.pixels())
+    return [first, second, bytes([first[0] ^ 1]) + first[1:]]
+
+
+def test_an_image_decides_what_is_said(seeing: Seeing) -> None:
+    """The same text after another image is another answer; the same image gives the same one."""
+    first, second, _ = images()
+    said = [seeing.run(seeing.place(image)).ids for image in (first, second, first)]
+    assert said[0] == said[2] != said[1]
+
+
+def test_the_same_image_hits_and_another_never_does(seeing: Seeing) -> None:
+    """A prompt is reused up to its last token; after one changed value up to its image."""
+    first, second, changed = images()
+    placed = seeing.place(first)
+    assert seeing.run(placed).reused == 0
+    assert seeing.run(placed).reused == len(placed.ids) - 1
+    for other in (changed, second):
+        assert seeing.run(seeing.place(other)).reused == len(PIECES[0])
+    assert seeing.gallery.seen == 3
+
+
+def test_a_chat_over_an_image_sees_it_once(seeing: Seeing) -> None:
+    """Ten turns that go on from each other evaluate neither the image nor its places again."""
+    first, *_ = images()
+    placed, before = seeing.place(first), 0
+    for turn in range(10):
+        collected = seeing.run(placed, max_tokens=3)
+        assert collected.reused >= before
+        before = len(placed.ids)
+        more = (*collected.ids, 40 + turn, 9)
+        placed = Placed((*placed.ids, *more), (*placed.keys, *more), placed.images)
+    assert seeing.gallery.seen == 1
+
+
+def test_features_are_kept_within_their_budget(seeing: Seeing) -> None:
+    """Of more images than are kept those used longest ago go; each array is counted by name."""
+    for image in images():
+        seeing.run(seeing.place(image))
+    kept = seeing.gallery.arrays()
+    assert len(kept) == 2
+    sizes = seeing.gallery.sizes
+    assert {array.nbytes for array in kept.values()} == {4 * sizes.tokens * sizes.hidden}
+    seeing.gallery.clear()
+    assert not seeing.gallery.arrays()
+
+
+def test_rows_with_images_share_a_batch_with_text(seeing: Seeing) -> None:
+    """Streams side by side, with one image, with two, and with none, say what they say alone."""
+    first, second, _ = images()
+    prompts = [
+        seeing.place(first),
+        seeing.place(second, first),
+        Placed(PIECES[2], (), ()),
+        seeing.place(second, before=(70,)),
+    ]
+    sinks = [
+        seeing.tiny.submit(placed.ids, images=placed.images, keys=placed.keys)[1]
+        for placed in prompts
+    ]
+    seeing.tiny.run()
+    together = [sink.ids for sink in sinks]
+    seeing.tiny.prefix.clear()
+    seeing.gallery.clear()
+    assert together == [seeing.run(placed).ids for placed in prompts]
+
+
+@pytest.mark.parametrize("by_steps", [True, False])
+def test_a_stream_goes_on_from_its_images(seeing: Seeing, *, by_steps: bool) -> None:
+    """Resumed after any of its tokens, from the request alone, it says what it would have said."""
+    placed = seeing.place(*images()[:2])
+    whole = seeing.run(placed, max_tokens=12)
+    for cut in (1, 5, 11):
+        seeing.tiny.prefix.clear()
+        seeing.gallery.clear()
+        resumed = resumed_prompt(placed.ids, whole, cut, by_steps=by_steps)
+        keys = placed.keys if by_steps else (*placed.keys, *whole.ids[:cut])
+        rest = seeing.run(placed, max_tokens=12, keys=keys, **resumed)
+        assert [*whole.ids[:cut], *rest.ids] == whole.ids

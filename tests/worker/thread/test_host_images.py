@@ -1,0 +1,116 @@
+"""A resident model that sees: its images' account, and what a rest and an unload give back."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlx.core as mx
+import pytest
+
+from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded
+from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops.backends import choose_backend, installed_versions
+from mlxd_worker.engine.request import StreamId, Submit
+from mlxd_worker.thread.facts import Loaded, LoadJob
+from mlxd_worker.thread.host import ModelHost
+from mlxd_worker.vision.sight import place_images
+from tests.support.engines import GREEDY, Collected
+from tests.support.mlx_memory import live_nbytes
+from tests.support.seeing import SIDE, TOKENS, write_seeing_model
+
+HIDDEN = 32
+FEATURES_NBYTES = TOKENS * HIDDEN * 4
+
+
+@dataclass(slots=True)
+class Hosted:
+    """A host, and its model's folder."""
+
+    host: ModelHost
+    folder: Path
+
+    def load(self) -> Loaded:
+        """Load the model; return what is known of it."""
+        spec = LoadSpec(rows_max=2, prefix_cache_nbytes=0)
+        return self.host.load(LoadJob(self.folder, "sees", "d" * 64, spec), lambda _: None)
+
+    def show(self, loaded: Loaded, colour: int) -> Collected:
+        """Run a stream over an image of one colour to its end."""
+        assert loaded.sight is not None
+        sizes = loaded.sight.sizes
+        pixels = bytes([colour]) * (3 * SIDE * SIDE)
+        placed = place_images([4, sizes.token_id, 9, 8], [(bytes([colour]), pixels)], sizes)
+        sink = Collected()
+        request = Submit(
+            stream=StreamId(colour),
+            prompt=placed.ids,
+            sampling=GREEDY,
+            max_tokens=4,
+            submitted_s=0.0,
+            sink=sink,
+            images=placed.images,
+            keys=placed.keys,
+        )
+        self.host.submit(request)
+        while not sink.ended:
+            self.host.step()
+        return sink
+
+    def accounts(self) -> dict[str, int]:
+        """Return the bytes of each account."""
+        return {account.name: account.nbytes for account in self.host.settle().accounts}
+
+
+@pytest.fixture
+def hosted(tmp_path: Path) -> Iterator[Hosted]:
+    """A host on this thread, and a tiny LLaVA; MLX's own limits are put back."""
+    limit = mx.set_cache_limit(1 << 40)
+    mx.set_cache_limit(limit)
+    kind = choose_backend(installed_versions(), platform=sys.platform).kind
+    live_nbytes()  # what others left behind is not freed while bytes are compared
+    host = ModelHost(device=kind)
+    yield Hosted(host, write_seeing_model(tmp_path / "sees"))
+    host.unload(ModelUnloaded("sees"))
+    mx.set_cache_limit(limit)
+
+
+def test_features_have_an_account(hosted: Hosted) -> None:
+    """As many bytes as features of two images have; a rest and an unload leave none, the audit
+    holds."""
+    others_nbytes = live_nbytes()
+    loaded = hosted.load()
+    assert hosted.accounts()["images"] == 0, "the warm-up keeps nothing"
+    for colour in (7, 200, 7):
+        assert len(hosted.show(loaded, colour).ids) == 4
+    assert hosted.accounts()["images"] == 2 * FEATURES_NBYTES
+    unaccounted = hosted.host.settle().unaccounted_nbytes
+    assert abs(unaccounted - others_nbytes) <= 64 << 10
+    hosted.host.rest()
+    assert hosted.accounts()["images"] == 0
+    hosted.show(loaded, 7)
+    hosted.host.shrink(0)
+    assert hosted.accounts()["images"] == 0
+    hosted.show(loaded, 9)
+    hosted.host.unload(ModelUnloaded("sees"))
+    assert hosted.accounts() == dict.fromkeys(hosted.accounts(), 0)
+
+
+def test_a_model_that_does_not_say_how_it_sees_is_refused(hosted: Hosted) -> None:
+    """Before a weight is read, by the file that is missing; so is one whose token people write."""
+    (hosted.folder / "preprocessor_config.json").rename(hosted.folder / "kept")
+    with pytest.raises(InvalidModel) as caught:
+        hosted.load()
+    assert caught.value.file == "preprocessor_config.json"
+    (hosted.folder / "kept").rename(hosted.folder / "preprocessor_config.json")
+    config = hosted.folder / "config.json"
+    said = config.read_text(encoding="utf-8")
+    place = hosted.load().sight
+    assert place is not None
+    hosted.host.unload(ModelUnloaded("sees"))
+    written = f'"image_token_id": {place.sizes.token_id}'
+    config.write_text(said.replace(written, '"image_token_id": 100'), encoding="utf-8")
+    with pytest.raises(InvalidModel, match="no control token"):
+        hosted.load()

@@ -1,0 +1,1 @@
+"""Tests of chats: templates, control tokens, parsers."""
