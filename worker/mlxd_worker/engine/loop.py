@@ -116,15 +116,9 @@ class Engine:
         self._decoded_s = 0.0
         """When the last decode step was told: one that is ahead counts from then."""
         self._prefill = Prefill(
-            model,
-            caches,
-            self._prefix,
-            self._pacer,
-            clock,
-            stepper=stepper,
-            together=together,
-            gallery=gallery,
-        )
+            model, caches, self._prefix, self._pacer, clock,
+            stepper=stepper, together=together, gallery=gallery,
+        )  # fmt: skip
 
     @property
     def busy(self) -> bool:
