@@ -4,7 +4,8 @@ Invariants:
 - A span's parent is the caller's, as `traceparent` and `tracestate` of W3C's Trace Context name it,
   in HTTP's heads and in gRPC's metadata alike. What is not well-formed is no parent.
 - Spans leave by a thread of the SDK's own. A collector that is slow or gone costs spans, not time,
-  and a line of the log every TRACES_LOG_INTERVAL_S.
+  and a line of the log every TRACES_LOG_INTERVAL_S. The end of a process waits for one that is slow
+  for TRACES_FLUSH_S, and not for one whose last answer was none.
 - No prompt, no output and no credential is ever an attribute.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Final, TypeAlias
 
@@ -91,9 +92,10 @@ current_span: ContextVar[Span | None] = ContextVar("current_span", default=None)
 class Tracer:
     """Begins spans; owns the SDK's provider."""
 
-    def __init__(self, provider: TracerProvider) -> None:
-        """Take a provider that has its exporter."""
+    def __init__(self, provider: TracerProvider, *, failing: threading.Event | None = None) -> None:
+        """Take a provider that has its exporter; `failing` is set while that has no success."""
         self._provider = provider
+        self._failing = failing
         self._tracer = provider.get_tracer("mlxd")
 
     def begin(self, name: str, metadata: Iterable[tuple[str, object]]) -> Span:
@@ -109,10 +111,15 @@ class Tracer:
         return Span(self._tracer, own)
 
     def close(self, *, flush_s: float = config.TRACES_FLUSH_S) -> None:
-        """Send what is left, within `flush_s`; blocks for as long."""
-        flushing = threading.Thread(target=self._provider.shutdown, daemon=True)
-        flushing.start()
-        flushing.join(flush_s)
+        """Send what is left, within `flush_s`; blocks for as long, or until that fails."""
+        over = self._failing or threading.Event()
+
+        def flush() -> None:
+            self._provider.shutdown()
+            over.set()
+
+        threading.Thread(target=flush, daemon=True).start()
+        over.wait(flush_s)
 
 
 class Complaints(logging.Handler):
@@ -128,14 +135,18 @@ class Complaints(logging.Handler):
         self._now_s = now_s
         self._unsaid = 0
         self._said_s: float | None = None
+        self.failing = threading.Event()
+        """Set by what an exporter says; whoever sees it succeed clears that."""
 
     def emit(self, record: logging.LogRecord) -> None:
         """Count one warning, and say it if none was said of late. The caller holds the lock."""
+        is_export = record.name.startswith(_EXPORTERS)
+        if is_export:
+            self.failing.set()
         self._unsaid += 1
         now_s = self._now_s()
         if self._said_s is not None and now_s - self._said_s < config.TRACES_LOG_INTERVAL_S:
             return
-        is_export = record.name.startswith(_EXPORTERS)
         problem = record.getMessage() if is_export else str(record.msg)
         _log.warning("tracing fails", count=self._unsaid, problem=problem[:_COMPLAINT_CHARS_MAX])
         self._unsaid, self._said_s = 0, now_s
@@ -154,18 +165,19 @@ def tracer_of(service: str, environment: Mapping[str, str]) -> Tracer | None:
         return None
     variable = next((name for name in ENDPOINTS if environment.get(name)), "OTEL_TRACES_EXPORTER")
     try:
-        provider = _make_provider(environment.get("OTEL_SERVICE_NAME") or service)
+        complaints = Complaints()
+        provider = _make_provider(environment.get("OTEL_SERVICE_NAME") or service, complaints)
     except ImportError as error:
         raise InvalidRequest.of(
             variable, "needs the extra otel: pip install 'mlxd[otel]'"
         ) from error
     except ValueError as error:
         raise InvalidRequest.of("OTEL_*", f"{error!s:.200}") from error
-    return Tracer(provider)
+    return Tracer(provider, failing=complaints.failing)
 
 
-def _make_provider(service: str) -> TracerProvider:
-    """Return the SDK's provider with an exporter, whose complaints go to our log.
+def _make_provider(service: str, complaints: Complaints) -> TracerProvider:
+    """Return the SDK's provider with an exporter, whose complaints go to `complaints`.
 
     Raises:
         ImportError: one of the packages is missing.
@@ -178,16 +190,26 @@ def _make_provider(service: str) -> TracerProvider:
         OTLPSpanExporter,
     )
     from opentelemetry.sdk.resources import Resource  # noqa: PLC0415
-    from opentelemetry.sdk.trace import TracerProvider  # noqa: PLC0415
-    from opentelemetry.sdk.trace.export import BatchSpanProcessor  # noqa: PLC0415
+    from opentelemetry.sdk.trace import ReadableSpan, TracerProvider  # noqa: PLC0415
+    from opentelemetry.sdk.trace.export import (  # noqa: PLC0415
+        BatchSpanProcessor,
+        SpanExportResult,
+    )
+
+    class Exporter(OTLPSpanExporter):
+        def export(self, spans: Sequence[ReadableSpan]) -> SpanExportResult:
+            result = super().export(spans)
+            if result is SpanExportResult.SUCCESS:
+                complaints.failing.clear()
+            return result
 
     sdk = logging.getLogger(_SDK)
-    sdk.handlers, sdk.propagate = [Complaints()], False
+    sdk.handlers, sdk.propagate = [complaints], False
     provider = TracerProvider(
         resource=Resource.create({"service.name": service}), shutdown_on_exit=False
     )
     try:
-        provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter()))
+        provider.add_span_processor(BatchSpanProcessor(Exporter()))
     except InvalidCompressionValueException as error:
         raise ValueError(str(error)) from error
     return provider

@@ -110,6 +110,23 @@ def test_a_collector_that_never_answers_keeps_no_process_from_ending() -> None:
     assert ended.wait(60.0)
 
 
+def test_a_collector_that_is_down_is_not_waited_for() -> None:
+    """Its first refusal ends the wait for it, long before the SDK has given up trying again."""
+    ran = run(
+        "import time\n"
+        "tracer = tracer_of('mlxd-test', os.environ)\n"
+        "tracer.begin('one', ()).end()\n"
+        "begun_s = time.monotonic()\n"
+        "tracer.close(flush_s=600.0)\n"
+        "print('ended within', time.monotonic() - begun_s)\n"
+        "os._exit(0)\n",
+        OTEL_EXPORTER_OTLP_TIMEOUT="900",
+        PYTHONUNBUFFERED="1",
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert float(ran.stdout.rpartition(" ")[2]) < 120.0, "it is waited for"
+
+
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run a program that wants traces, to a port where nobody listens."""
     environment = dict(os.environ) | {ENDPOINTS[1]: "http://127.0.0.1:1"} | variables
