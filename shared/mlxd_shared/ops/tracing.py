@@ -31,6 +31,7 @@ Attribute: TypeAlias = "str | int | float | bool | tuple[str, ...]"
 NAMES: Final = ("traceparent", "tracestate")
 ENDPOINTS: Final = ("OTEL_EXPORTER_OTLP_TRACES_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
 PROTOCOLS: Final = ("OTEL_EXPORTER_OTLP_TRACES_PROTOCOL", "OTEL_EXPORTER_OTLP_PROTOCOL")
+FLUSH_THREAD: Final = "traces-flush"
 _NS_PER_S = 1_000_000_000
 _SDK, _EXPORTERS = "opentelemetry", "opentelemetry.exporter."
 _COMPLAINT_CHARS_MAX = 500
@@ -118,7 +119,7 @@ class Tracer:
             self._provider.shutdown()
             over.set()
 
-        threading.Thread(target=flush, daemon=True).start()
+        threading.Thread(target=flush, name=FLUSH_THREAD, daemon=True).start()
         over.wait(flush_s)
 
 

@@ -111,20 +111,20 @@ def test_a_collector_that_never_answers_keeps_no_process_from_ending() -> None:
 
 
 def test_a_collector_that_is_down_is_not_waited_for() -> None:
-    """Its first refusal ends the wait for it, long before the SDK has given up trying again."""
+    """Its first refusal ends the wait for it; the SDK is still trying again then."""
     ran = run(
-        "import time\n"
+        "import threading\n"
+        "from mlxd_shared.ops.tracing import FLUSH_THREAD\n"
         "tracer = tracer_of('mlxd-test', os.environ)\n"
         "tracer.begin('one', ()).end()\n"
-        "begun_s = time.monotonic()\n"
         "tracer.close(flush_s=600.0)\n"
-        "print('ended within', time.monotonic() - begun_s)\n"
+        "print('flushing:', FLUSH_THREAD in [each.name for each in threading.enumerate()])\n"
         "os._exit(0)\n",
         OTEL_EXPORTER_OTLP_TIMEOUT="900",
         PYTHONUNBUFFERED="1",
     )
     assert ran.returncode == 0, ran.stderr
-    assert float(ran.stdout.rpartition(" ")[2]) < 120.0, "it is waited for"
+    assert "flushing: True" in ran.stdout, "it is waited for"
 
 
 def run(code: str, **variables: str) -> subprocess.CompletedProcess[str]:
