@@ -18,11 +18,12 @@ from mlxd_shared.domain.requests import KVFormat, LoadSpec
 from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.cache.arenas.plan import PassCaches
 from mlxd_worker.cache.base import LayerCache, RowError, RowId
-from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS, Asked
+from mlxd_worker.cache.layers.attention import CAUSAL_WIDTHS, CHUNK_WIDTHS, Asked, causal_width
 from mlxd_worker.cache.layers.kinds import AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
+from mlxd_worker.cache.layers.tokens import is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.warm_up import warm_shapes
+from mlxd_worker.engine.warm_up import chunks_to_warm, warm_shapes
 from mlxd_worker.models.base import Batch, Capabilities
 from mlxd_worker.thread.facts import LoadJob
 from mlxd_worker.thread.host import ModelHost
@@ -246,3 +247,32 @@ def test_the_pool_is_bounded_while_a_model_is_there(tmp_path: Path) -> None:
         assert mx.get_memory_limit() == whole
     finally:
         mx.set_cache_limit(before)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_each_shape_of_a_long_prompt_s_chunk_is_run(*, in_place: bool) -> None:
+    """Under a mask one of each span and width; without, each width at its multiples, and padded."""
+    spans, context = (512, 1024, 2048, 4096), 4000
+    masked = chunks_to_warm(spans, context, in_place=in_place, causal=False)
+    both = chunks_to_warm(spans, context, in_place=in_place, causal=True)
+
+    causal = {
+        (width, begin + width)
+        for begin, count in both
+        if (width := causal_width(begin, count, context)) is not None
+    }
+    wanted = {
+        (width, begin + width)
+        for width in CAUSAL_WIDTHS
+        for begin in range(0, context - width + 1, width)
+        if not (in_place and is_read_in_place([begin + width], [width]))
+    }
+    assert wanted <= causal
+
+    def shapes_under_masks(chunks: list[tuple[int, int]]) -> set[tuple[int, int]]:
+        begun = [(begin, width) for begin, width in chunks if begin]
+        return {(width, next(s for s in spans if s >= begin + width)) for begin, width in begun}
+
+    others = [each for each in both if causal_width(*each, context) is None]
+    assert shapes_under_masks(masked) == shapes_under_masks(others)
+    assert all(begin >= 0 and begin + width <= context for begin, width in both)

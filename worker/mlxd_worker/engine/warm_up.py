@@ -8,12 +8,15 @@ Invariants:
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import mlx.core as mx
 
 from mlxd_models.sizes.arena_sizes import capacity_classes, slot_sizes
 from mlxd_shared import config
 from mlxd_worker.cache.base import Kind, RowId
-from mlxd_worker.cache.layers.attention import CHUNK_WIDTHS
+from mlxd_worker.cache.layers.attention import CAUSAL_WIDTHS, CHUNK_WIDTHS, causal_width
+from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.layers.tokens import TOKEN_SIZES, is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
@@ -23,6 +26,9 @@ from mlxd_worker.models.base import Batch, Passes
 
 _ROW, _OTHER, _BETWEEN = RowId(-1), RowId(-2), RowId(-3)
 """No stream's rows."""
+CAUSAL_WARMED = 8192
+"""Up to so many positions each shape of a chunk without a mask is run: 56, 0.1 s each at 8 B."""
+
 _CHUNKS = (2, 3)
 """Tokens of two rows that are read together."""
 
@@ -76,18 +82,13 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
             hidden = compiled.forward(batch, caches, least=size)
             mx.eval(compiled.logits(hidden), caches.state())
             offset += tokens
-    spans = capacity_classes(table.context_max, table.rows_max)
-    # Shorter ones are read over tokens, if prompts are at all.
-    chunks = [
-        (span, width)
-        for span in spans
-        for width in CHUNK_WIDTHS
-        if not prompts or not is_read_in_place([span], [width])
-    ]
-    for span, width in chunks:
-        begin = min(span, table.context_max) - width
-        if begin < 0:
-            continue
+    chunks = chunks_to_warm(
+        capacity_classes(table.context_max, table.rows_max),
+        table.context_max,
+        in_place=bool(prompts),
+        causal=all(isinstance(layer, KVCache) and layer.copies for layer in caches.layers),
+    )
+    for begin, width in chunks:
         caches.leave(_ROW)
         caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
         caches.contents.appending(_ROW, 0, begin)
@@ -95,6 +96,35 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
         mx.eval(hidden, caches.state())
     caches.leave(_ROW)
     return len(chunks) + len(prompts) + len(slot_sizes(table.rows_max))
+
+
+def chunks_to_warm(
+    spans: Sequence[int], context_max: int, *, in_place: bool, causal: bool
+) -> list[tuple[int, int]]:
+    """Return where the chunks of long prompts begin that are run, and how wide they are. Pure.
+
+    in_place: whether short ones are read over tokens, which have been run. causal: whether those at
+    multiples of their width are attended without a mask (`causal_width`): each as wide as that, and
+    padded, up to `CAUSAL_WARMED` positions; what lies beyond takes a tenth of a second when it is
+    first met.
+    """
+    # One off a multiple, so that a mask is what is run.
+    ends = [(min(span, context_max) - width, width) for span in spans for width in CHUNK_WIDTHS]
+    chunks = [(begin - 1 if begin and causal else begin, width) for begin, width in ends]
+    if causal:
+        longest = min(context_max, CAUSAL_WARMED)
+        chunks += [
+            (begin, count)
+            for width in CAUSAL_WIDTHS
+            for begin in range(0, longest, width)
+            for count in (width, width - 1)
+            if causal_width(begin, count, longest) == width
+        ]
+    return [
+        (begin, width)
+        for begin, width in chunks
+        if begin >= 0 and not (in_place and is_read_in_place([begin + width], [width]))
+    ]
 
 
 def _warm_company(model: Passes, caches: RowCaches) -> None:

@@ -29,6 +29,10 @@ from mlxd_worker.machine.lanes import side_by_side
 CHUNK_WIDTHS = (64, config.PREFILL_CHUNK_TOKENS)
 """Query positions of a chunk's attention where shapes must be few; a wider chunk takes several."""
 
+CAUSAL_WIDTHS = (512, 1024, 2048)
+"""Query positions of a chunk that begins at a multiple of its width, where keys are copied out: one
+call without a mask, over exactly what its last query sees. So few widths have few shapes."""
+
 SCORE_VALUES = 10
 """Exponentials that one score of a single query costs: its key and value must be read as well."""
 
@@ -255,6 +259,32 @@ def attend_row(inputs: Asked, keys: mx.array, values: mx.array, chunk: Chunk) ->
         )
         parts.append(read[:, :, : block.shape[2]])
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
+
+
+def causal_width(start: int, count: int, capacity: int) -> int | None:
+    """Return as how wide a chunk of `count` tokens from `start` on is attended causally. Pure.
+
+    None: it is attended under a mask, in blocks of `CHUNK_WIDTHS`.
+    """
+    width = next((wide for wide in CAUSAL_WIDTHS if wide >= count), None)
+    if width is None or start % width or start + width > capacity:
+        return None
+    return width
+
+
+def attend_causally(inputs: Asked, keys: mx.array, values: mx.array, width: int) -> mx.array:
+    """Return what a chunk's queries read, which are the first of `width` query positions.
+
+    Keys and values are `[1, kv_heads, n, head_dim]`, of all positions up to the last query's; what
+    stands where no token of the chunk does is seen by padding alone.
+    """
+    queries, count = inputs.queries, inputs.queries.shape[2]
+    if count < width:
+        queries = mx.pad(queries, [(0, 0), (0, 0), (0, width - count), (0, 0)])
+    read = mx.fast.scaled_dot_product_attention(
+        queries, keys, values, scale=inputs.scale, mask="causal", sinks=inputs.sinks
+    )
+    return read if count == width else read[:, :, :count]
 
 
 def padded_width(width: int) -> int:

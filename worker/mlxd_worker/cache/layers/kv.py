@@ -14,7 +14,14 @@ import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
 from mlxd_worker.cache.base import Kind, Place
-from mlxd_worker.cache.layers.attention import Asked, attend_row, from_slots, members
+from mlxd_worker.cache.layers.attention import (
+    Asked,
+    attend_causally,
+    attend_row,
+    causal_width,
+    from_slots,
+    members,
+)
 from mlxd_worker.cache.layers.store import Part, SliceableCache, scatter
 from mlxd_worker.kernels.decode_attention import Target, attend_in_place, serves, tickets_of
 from mlxd_worker.kernels.row_copies import Range, copy_range, put_range
@@ -150,6 +157,11 @@ class KVCache(SliceableCache):
         into = Range(keys, values, slot=chunk.slot, start=chunk.length - count)
         written = put_range(block, into, count)
         whole = Range(keys, values, slot=chunk.slot, start=0)
+        start = chunk.length - count
+        width = causal_width(start, count, chunk.capacity)
+        if width is not None:
+            seen = copy_range(whole, start + width, after=written)
+            return attend_causally(inputs, *seen, width)
         seen = copy_range(whole, min(chunk.span, chunk.capacity), after=written)
         return attend_row(inputs, *seen, chunk)
 
