@@ -147,6 +147,11 @@ class Engine:
             kv_tokens_capacity=self.limits.rows_max * self.limits.context_length,
         )
 
+    def marks(self) -> list[tuple[int, ...]]:
+        """Return where each running stream is: its number, positions, and its latest token."""
+        rows = sorted(self._rows.items())
+        return [(stream, row.offset, len(row.output), *row.output[-1:]) for stream, row in rows]
+
     def submit(self, request: Submit) -> None:
         """Take a stream; where the queue is full, its sink gets QueueFull."""
         assert 0 < len(request.prompt) < self.limits.context_length, "checked by the submitter"

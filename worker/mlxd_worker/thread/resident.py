@@ -15,7 +15,6 @@ from importlib.metadata import version
 from queue import SimpleQueue
 
 import mlx.core as mx
-import psutil
 
 from mlxd_models.families.common.family import Footprint
 from mlxd_models.files.chat_template import ChatTemplate, read_template
@@ -26,6 +25,7 @@ from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.options import check_options
 from mlxd_models.fit.plan import ACTIVATIONS_TERM, KV_TERM, POOL_TERM, Device, Plan
 from mlxd_models.fit.planner import plan_load
+from mlxd_models.fit.shares import check_divides, rank_description
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared import config
 from mlxd_shared.config import SPECULATION_DEPTH_DEFAULT
@@ -49,10 +49,12 @@ from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.models.loader import inspect_model, load_model
+from mlxd_worker.models.weights.shards import Share
 from mlxd_worker.text.pooling_files import read_embed_defaults
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.blocks import open_blocks
 from mlxd_worker.thread.facts import DiskFolder, Loaded, LoadJob, Report
+from mlxd_worker.thread.readings import LOCAL, Readings
 from mlxd_worker.tokenizing.files import load_tokenizer
 
 WARM_UP_PROMPT_TOKENS = 4
@@ -81,11 +83,14 @@ def make_resident(
     counts: PrefixCounts | None = None,
     guesses: SpeculationCounts | None = None,
     folder: DiskFolder | None = None,
+    share: Share | None = None,
+    readings: Readings = LOCAL,
 ) -> Resident:
     """Load and warm up the model of `job`; `report` gets every step.
 
     MLX's memory and pool are limited from then on, even after a failure: the caller lifts the
     limits. `counts` counts the look-ups of prompts, `guesses` the guesses; `folder` is for blocks.
+    share: what of the model this rank has; None: all. readings: of the clock and of memory.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
@@ -93,10 +98,14 @@ def make_resident(
     """
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
-    check_options(model_facts := facts_of(files), job.spec)
+    own = files
+    if share is not None:
+        check_divides(files, job.spec, share.ranks)
+        own = rank_description(files, share.ranks)
+    check_options(model_facts := facts_of(own), job.spec)
     tokenizer, template = load_tokenizer(stored), read_template(stored)
     sampling = merge(job.spec.sampling, read_generation_defaults(stored), DEFAULTS)
-    plan = _plan(job.spec, model_facts, device)
+    plan = _plan(job.spec, model_facts, device, readings)
     life = life_of(plan, files, on_cpu=device is DeviceKind.CPU)
     read_nbytes = 0
 
@@ -105,7 +114,7 @@ def make_resident(
         read_nbytes = bytes_total
         report(LoadProgress("reading weights", bytes_read, bytes_total))
 
-    _set_limits(plan, files.footprint, life.form, device)
+    _set_limits(plan, own.footprint, life.form, device)
     model = load_model(
         files,
         form=life.form,
@@ -113,6 +122,7 @@ def make_resident(
         packed=life.packed,
         on_load=life.on_load,
         context=plan.context_length,
+        share=share,
     )
     caches = _new_caches(model, plan, in_place=writes_in_place(model, device))
     compiled = compile_steps(model, caches, device)
@@ -134,13 +144,19 @@ def make_resident(
         embeds=model.capabilities.embeds,
         embedding=read_embed_defaults(stored),
     )
-    make_engine = _engine_maker(passes, caches, facts, plan)
+    make_engine = _engine_maker(passes, caches, facts, plan, readings)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
-    _check_generates(make_engine(stepper=choose(passes, caches)), life.form)
+    _check_generates(make_engine(stepper=choose(passes, caches, clock=readings.now_s)), life.form)
     warm_shapes(model, caches, compiled=compiled)
     caches.rest()
     report(LoadProgress("ready", read_nbytes, read_nbytes))
-    stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
+    stepper = choose(
+        passes,
+        caches,
+        clock=readings.now_s,
+        depth_default=SPECULATION_DEPTH_DEFAULT,
+        counts=guesses,
+    )
     prefix = _new_prefix(job, plan, life, caches, device, counts=counts, folder=folder)
     return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
 
@@ -214,7 +230,7 @@ def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: Devic
 
 
 def _engine_maker(
-    model: Passes, caches: RowCaches, facts: Loaded, plan: Plan
+    model: Passes, caches: RowCaches, facts: Loaded, plan: Plan, readings: Readings
 ) -> Callable[..., Engine]:
     """Return a function that makes an engine, given `Engine`'s keyword arguments."""
     limits = Limits(
@@ -231,7 +247,7 @@ def _engine_maker(
             shown=request.shown,
         )
 
-    return partial(Engine, model, caches, decoder, limits)
+    return partial(Engine, model, caches, decoder, limits, clock=readings.now_s)
 
 
 def _check_generates(engine: Engine, form: FloatType) -> None:
@@ -243,11 +259,9 @@ def _check_generates(engine: Engine, form: FloatType) -> None:
         raise InvalidModel(problem) from error
 
 
-def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind) -> Plan:
+def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind, readings: Readings) -> Plan:
     """Return the plan for `spec`; what it leaves open is chosen so that the model fits."""
-    available_nbytes = psutil.virtual_memory().available
-    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory
-        available_nbytes = mx.get_memory_limit()
+    available_nbytes = readings.available_nbytes(kind)
     budget_nbytes = int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION))
     device = Device(
         name=kind.first_name,
