@@ -22,7 +22,8 @@ from mlxd_worker.machine.backend import prepare_backend
 from mlxd_worker.thread.facts import LoadJob
 
 STREAMS = 24
-WORDS = "the cat dog ran to a big tree and saw little bird who said hello she was happy".split()
+TEXT = "the cat dog ran to a big tree and saw little bird who said hello she was happy"
+WORDS = tuple(TEXT.split())
 
 
 @dataclass
@@ -79,9 +80,8 @@ def main() -> None:
     seed = int(sys.argv[4]) if len(sys.argv) > 4 else 7
     hit_at, number = map(int, sys.argv[5:7]) if len(sys.argv) > 5 else (-1, 0)
     prepare_backend()
-    from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS
-
     from mlxd_worker.distributed.leader import LeaderHost  # noqa: PLC0415 - after the BLAS
+    from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS
 
     kind = DeviceKind.CPU
     host = ModelHost(device=kind) if ranks == 1 else LeaderHost(kind, ranks=ranks)
@@ -97,6 +97,8 @@ def main() -> None:
             host.shrink(0)
         if steps == hit_at:
             assert isinstance(host, LeaderHost)
+            sys.stdout.write("hit\n")
+            sys.stdout.flush()
             os.kill(max(host.followers.items())[1], number)
         if host.busy:
             host.step()

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import queue
 import threading
-import time
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from mlxd_shared import config
@@ -42,7 +42,7 @@ _log = get_logger("ranks")
 
 
 class Differs(Exception):
-    """This rank is not where the leader is."""
+    """A rank is not where the leader is."""
 
 
 class Calls:
@@ -52,6 +52,7 @@ class Calls:
         """Listen on a thread of its own, which ends the process when the leader is gone."""
         self._wire = wire
         self._frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
+        self._never = threading.Event()
         threading.Thread(target=self._listen, name="leader", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
@@ -90,12 +91,11 @@ class Calls:
             _end(f"the leader: {error}")
 
     def _beat(self) -> None:
-        while True:
+        while not self._never.wait(config.RANK_BEAT_S):
             try:
                 self._wire.send(FrameKind.BEAT)
             except WireBroken as error:
                 _end(f"the leader: {error}")
-            time.sleep(config.RANK_BEAT_S)
 
 
 def follow(wire: Wire, *, rank: int, ranks: int, device: DeviceKind) -> NoReturn:
@@ -115,34 +115,39 @@ def follow(wire: Wire, *, rank: int, ranks: int, device: DeviceKind) -> NoReturn
 
 def _perform(host: ModelHost, calls: Calls) -> None:
     frame = calls.next()
-    match frame.kind:
-        case FrameKind.LOAD:
-            try:
-                host.load(load_of(frame), lambda _: None)
-            except MlxdError as error:
-                _log.warning("a rank refused the model", reason=error.describe())
-                calls.answer(FrameKind.REFUSED)
-            else:
-                calls.answer(FrameKind.LOADED)
-        case FrameKind.SUBMIT:
-            host.submit(submit_of(frame))
-        case FrameKind.CANCEL:
-            host.cancel(Cancel(StreamId(whole_of(frame))))
-        case FrameKind.STEP:
-            host.step()
-        case FrameKind.REST:
-            host.rest()
-        case FrameKind.END_STREAMS:
-            host.end_streams(ShuttingDown())
-        case FrameKind.SHRINK:
-            host.shrink(whole_of(frame))
-        case FrameKind.UNLOAD:
-            host.unload(ShuttingDown())
-        case FrameKind.CHECK:
-            if mark_of(host.marks()) != frame.body:
-                raise Differs(f"its state is another than the leader's: {host.marks()}")
-        case other:
-            raise Differs(f"no call begins with {other.name}")
+    if frame.kind is FrameKind.LOAD:
+        calls.answer(FrameKind.LOADED if _loads(host, frame) else FrameKind.REFUSED)
+        return
+    if frame.kind not in _CALLS:
+        raise Differs(f"no call begins with {frame.kind.name}")
+    _CALLS[frame.kind](host, frame)
+
+
+def _loads(host: ModelHost, frame: Frame) -> bool:
+    try:
+        host.load(load_of(frame), lambda _: None)
+    except MlxdError as error:
+        _log.warning("a rank refused the model", reason=error.describe())
+        return False
+    return True
+
+
+def _check(host: ModelHost, frame: Frame) -> None:
+    if mark_of(host.marks()) != frame.body:
+        raise Differs(f"its state is another than the leader's: {host.marks()}")
+
+
+_CALLS: Final[Mapping[FrameKind, Callable[[ModelHost, Frame], object]]] = {
+    FrameKind.SUBMIT: lambda host, frame: host.submit(submit_of(frame)),
+    FrameKind.CANCEL: lambda host, frame: host.cancel(Cancel(StreamId(whole_of(frame)))),
+    FrameKind.STEP: lambda host, _: host.step(),
+    FrameKind.REST: lambda host, _: host.rest(),
+    FrameKind.END_STREAMS: lambda host, _: host.end_streams(ShuttingDown()),
+    FrameKind.SHRINK: lambda host, frame: host.shrink(whole_of(frame)),
+    FrameKind.UNLOAD: lambda host, _: host.unload(ShuttingDown()),
+    FrameKind.CHECK: _check,
+}
+"""What the leader's calls are here; a load has an answer."""
 
 
 def _end(reason: str) -> NoReturn:

@@ -50,6 +50,8 @@ from mlxd_worker.thread.facts import Loaded, LoadJob, Report
 from mlxd_worker.thread.host import ModelHost
 from mlxd_worker.thread.readings import LOCAL
 
+FOLLOWER: Final = "mlxd_worker.distributed"
+
 GROUP_FAILED: Final = 70
 """How the process ends with its group: as it does after any failure of the engine."""
 
@@ -59,12 +61,13 @@ _log = get_logger("ranks")
 class Followers:
     """The other ranks' processes and the wires to them; a thread each listens to them."""
 
-    def __init__(self, group: Group) -> None:
-        """Start them; they end when this process does, however it does."""
+    def __init__(self, group: Group, module: str) -> None:
+        """Start them as `python -m module`; they end when this process does, however it does."""
         self._limit_s = config.RANK_STEP_S
         if group.kind is DeviceKind.CPU:
             self._limit_s = config.RANK_STEP_CPU_S
         self.outcomes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._never = threading.Event()
         self._due_s: float | None = time.monotonic() + config.RANK_JOIN_S
         self._heard_s: dict[int, float] = {}
         self._wires: dict[int, Wire] = {}
@@ -72,7 +75,7 @@ class Followers:
         for rank in range(1, group.ranks):
             own, theirs = socket.socketpair()
             with theirs:
-                command = [sys.executable, "-m", "mlxd_worker.distributed", "--fd"]
+                command = [sys.executable, "-m", module, "--fd"]
                 command += [str(theirs.fileno()), "--rank", str(rank), "--ranks", str(group.ranks)]
                 process = subprocess.Popen(
                     command,
@@ -129,8 +132,7 @@ class Followers:
             end_group(f"rank {rank} is gone" + ("" if code is None else f", exit code {code}"))
 
     def _watch(self) -> None:
-        while True:
-            time.sleep(config.RANK_BEAT_S / 2)
+        while not self._never.wait(config.RANK_BEAT_S / 2):
             now_s, due_s = time.monotonic(), self._due_s
             for rank, heard_s in self._heard_s.items():
                 if now_s - heard_s > config.RANK_SILENT_S:
@@ -140,7 +142,7 @@ class Followers:
 
 
 class SentReadings:
-    """This process's readings; those that are made in a call go to the followers."""
+    """The leader's own readings; those that are made in a call go to the followers."""
 
     def __init__(self, followers: Followers) -> None:
         self._followers = followers
@@ -174,11 +176,14 @@ class SentReadings:
 class LeaderHost(ModelHost):
     """The first rank's host: what it does, the followers' hosts do."""
 
-    def __init__(self, device: DeviceKind, *, ranks: int) -> None:
-        """Start the followers and meet them; raises BackendProblem where that fails."""
+    def __init__(self, device: DeviceKind, *, ranks: int, module: str = FOLLOWER) -> None:
+        """Start the followers and meet them; raises BackendProblem where that fails.
+
+        module: what followers run.
+        """
         group = make_group(ranks, device)
         os.environ.update(group.environment(0))
-        self._followers = Followers(group)
+        self._followers = Followers(group, module)
         share = join_group(0, ranks, device)
         self._followers.end()
         _log.info("ranks have met", ranks=ranks, followers=list(self._followers.pids.values()))

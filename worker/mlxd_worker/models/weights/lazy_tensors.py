@@ -76,8 +76,8 @@ class LazyTensors(Collection[str]):
     def read(self, slabs: Sequence[Slab], shape: Sequence[int], *, dtype: str) -> mx.array | None:
         """Take tensors as one, evaluated, whose bytes are those of the slabs one after another.
 
-        What is not among the slabs is nobody's. dtype: by the headers' word, what the caller makes of
-        it; it is read as that where that is exact. None, and nothing is taken, where a tensor is
+        What is not among the slabs is nobody's. dtype: by the headers' word, what the caller makes
+        of it; it is read as that where that is exact. None, and nothing is taken, where a tensor is
         made here, or their types cannot be one.
 
         Raises:

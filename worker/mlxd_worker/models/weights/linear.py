@@ -198,6 +198,7 @@ def reorder_outputs(projection: Projection, orders: Sequence[Sequence[int]]) -> 
     if isinstance(projection, SideBySide):
         pairs = zip(projection.parts, orders, strict=True)
         return SideBySide(tuple(_reorder(part, [order]) for part, order in pairs))
+    assert not isinstance(projection, Summed), "such models are not divided"
     return _reorder(projection, orders)
 
 
