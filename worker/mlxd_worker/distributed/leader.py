@@ -71,6 +71,7 @@ class Followers:
         self._due_s: float | None = time.monotonic() + config.RANK_JOIN_S
         self._heard_s: dict[int, float] = {}
         self._wires: dict[int, Wire] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
         self.pids: dict[int, int] = {}
         for rank in range(1, group.ranks):
             own, theirs = socket.socketpair()
@@ -83,6 +84,7 @@ class Followers:
                     pass_fds=[theirs.fileno()],
                     stdin=subprocess.DEVNULL,
                 )
+            self._processes.append(process)
             self.pids[rank], self._wires[rank] = process.pid, Wire(own)
             self._heard_s[rank] = time.monotonic() + config.RANK_JOIN_S
             self._start(self._listen, rank, process)
@@ -94,7 +96,7 @@ class Followers:
             try:
                 wire.send(kind, body)
             except WireBroken as error:
-                end_group(f"rank {rank}: {error}")
+                self.fail(f"rank {rank}: {error}")
 
     def begin(self, *, limited: bool) -> None:
         """Know that a call has begun; one that is limited takes no longer than a step may."""
@@ -110,9 +112,19 @@ class Followers:
             try:
                 outcome = self.outcomes.get(timeout=self._limit_s)
             except queue.Empty:
-                end_group("a rank has not said whether it loaded")
+                self.fail("a rank has not said whether it loaded")
             if outcome != loaded:
-                end_group("some ranks loaded and some did not")
+                self.fail("some ranks loaded and some did not")
+
+    def fail(self, reason: str) -> NoReturn:
+        """End all ranks at once: kernels may wait for those that are gone, for ever.
+
+        One that is stopped would not see that its leader has ended.
+        """
+        _log.critical("the ranks end", reason=reason)
+        for process in self._processes:
+            process.kill()
+        os._exit(GROUP_FAILED)
 
     def _start(self, act: Callable[..., None], *given: object) -> None:
         threading.Thread(target=act, args=given, name="ranks", daemon=True).start()
@@ -129,16 +141,16 @@ class Followers:
                     self.outcomes.put(frame.kind is FrameKind.LOADED)
         except WireBroken:
             code = process.poll()
-            end_group(f"rank {rank} is gone" + ("" if code is None else f", exit code {code}"))
+            self.fail(f"rank {rank} is gone" + ("" if code is None else f", exit code {code}"))
 
     def _watch(self) -> None:
         while not self._never.wait(config.RANK_BEAT_S / 2):
             now_s, due_s = time.monotonic(), self._due_s
             for rank, heard_s in self._heard_s.items():
                 if now_s - heard_s > config.RANK_SILENT_S:
-                    end_group(f"rank {rank} is silent")
+                    self.fail(f"rank {rank} is silent")
             if due_s is not None and now_s > due_s:
-                end_group("a step is not over in time")
+                self.fail("a step is not over in time")
 
 
 class SentReadings:
@@ -275,14 +287,7 @@ class LeaderHost(ModelHost):
         except MlxdError:
             raise
         except BaseException as error:  # noqa: BLE001 - the others may wait for this rank
-            end_group(f"{kind.name}: {error!r}")
+            self._followers.fail(f"{kind.name}: {error!r}")
         finally:
             self._sent.sends = False
             self._followers.end()
-
-
-def end_group(reason: str) -> NoReturn:
-    """End this process at once: kernels may wait for ranks that are gone, for ever."""
-    _log.critical("the ranks end", reason=reason)
-    sys.stderr.flush()
-    os._exit(GROUP_FAILED)
