@@ -98,9 +98,11 @@ def open_host(ranks: int, folder: Path) -> tuple[Any, float]:
     from mlxd_worker.distributed.leader import LeaderHost  # noqa: PLC0415
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415
 
-    host: ModelHost = ModelHost(device=kind)
+    host: ModelHost
     if ranks > 1:
         host = LeaderHost(kind, ranks=ranks, module="tests.bench.ranks_follower")
+    else:
+        host = ModelHost(device=kind)
     began_s = time.monotonic()
     spec = LoadSpec(context_length=PROMPT + 256, rows_max=8, prefix_cache_nbytes=0)
     host.load(LoadJob(folder, "random", "d" * 64, spec), lambda _: None)
@@ -231,29 +233,29 @@ def main() -> None:
     parser.add_argument("--part", choices=["sum", "tokens", "speed"])
     parser.add_argument("--folder", type=Path)
     parser.add_argument("--rank", type=int, default=0)
-    given = parser.parse_args()
-    hidden = SHAPES[given.large][0]
+    options = parser.parse_args()
+    hidden = SHAPES[options.large][0]
     parts: dict[str, Callable[[], None]] = {
-        "sum": lambda: time_sums(given.rank, given.ranks, hidden),
-        "tokens": lambda: time_tokens(given.ranks, given.folder),
-        "speed": lambda: time_speed(given.ranks, given.folder, given.tokens),
+        "sum": lambda: time_sums(options.rank, options.ranks, hidden),
+        "tokens": lambda: time_tokens(options.ranks, options.folder),
+        "speed": lambda: time_speed(options.ranks, options.folder, options.tokens),
     }
-    if given.part:
-        parts[given.part]()
+    if options.part:
+        parts[options.part]()
         return
     kind = prepare_backend().kind
     from tests.bench.ranks_weights import write_model  # noqa: PLC0415
 
     with tempfile.TemporaryDirectory() as scratch:
         small, large = Path(scratch) / "small", Path(scratch) / "large"
-        write_model(small, config_of(given.small))
-        nbytes = write_model(large, config_of(given.large))
-        tell(part="model", shape=given.large, gb=round(nbytes / 1e9, 1), device=kind.value)
-        _run_parts(given, kind, small, large)
+        write_model(small, config_of(options.small))
+        nbytes = write_model(large, config_of(options.large))
+        tell(part="model", shape=options.large, gb=round(nbytes / 1e9, 1), device=kind.value)
+        _run_parts(options, kind, small, large)
 
 
-def _run_parts(given: argparse.Namespace, kind: DeviceKind, small: Path, large: Path) -> None:
-    ranks, shared = given.ranks, ["--large", given.large, "--tokens", given.tokens]
+def _run_parts(options: argparse.Namespace, kind: DeviceKind, small: Path, large: Path) -> None:
+    ranks, shared = options.ranks, ["--large", options.large, "--tokens", options.tokens]
     group = make_group(ranks, kind)
     sums = [
         child("--part", "sum", "--rank", r, "--ranks", ranks, *shared, environ=group.environment(r))
@@ -261,11 +263,11 @@ def _run_parts(given: argparse.Namespace, kind: DeviceKind, small: Path, large: 
     ]
     for process in sums:
         listen(process)
-    told = [
+    outcomes = [
         listen(child("--part", "tokens", "--ranks", count, "--folder", small))
         for count in (1, ranks)
     ]
-    compare(*told)
+    compare(*outcomes)
     process = child("--part", "speed", "--ranks", ranks, "--folder", large, *shared)
     lines = listen(process)
     ended_s = time.time() - lines[-1].get("at_s", 0.0)

@@ -40,9 +40,9 @@ def write_model(folder: Path, config: dict[str, object]) -> int:
         place = end
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    with (folder / "model.safetensors").open("wb") as file:
-        file.write(len(text).to_bytes(8, "little") + text)
-        file.truncate(8 + len(text) + place)
+    with (folder / "model.safetensors").open("wb") as weights:
+        weights.write(len(text).to_bytes(8, "little") + text)
+        weights.truncate(8 + len(text) + place)
     return place
 
 

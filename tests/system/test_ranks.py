@@ -12,7 +12,7 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxd import Client, SamplingOptions
+from mlxd import Client, Delta, SamplingOptions
 from mlxd.v1 import types_pb2
 from tests.support.cli import LIMIT_S
 from tests.support.served import serve
@@ -27,7 +27,7 @@ ASKED: dict[str, Any] = {
 
 
 @asynccontextmanager
-async def loaded(worker: WorkerProcess) -> AsyncIterator[None]:
+async def wait_for_model(worker: WorkerProcess) -> AsyncIterator[None]:
     """The worker has loaded its own model."""
     await worker.until(lambda own: own.state == types_pb2.MODEL_STATE_READY)
     yield
@@ -41,7 +41,7 @@ async def test_a_stream_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
     async with (
         running_worker(*own, listen="tcp:127.0.0.1:0") as ranks,
         running_worker(listen="tcp:127.0.0.1:0") as one,
-        loaded(ranks),
+        wait_for_model(ranks),
         serve(
             f"--model=a={model}",
             f"--worker=ranks={ranks.address}",
@@ -63,7 +63,8 @@ async def test_a_stream_goes_on_when_a_rank_is_killed(tmp_path: Path) -> None:
             async for event in events:
                 if not text:
                     os.kill(follower, signal.SIGKILL)
-                text += event.text
+                if isinstance(event, Delta):
+                    text += event.text
         assert text == whole.text
         assert await ranks.wait_ended() == 70
         assert (await one.own_status()).model_name == "a"

@@ -40,11 +40,11 @@ def check_divides(described: Description, spec: LoadSpec, ranks: int) -> None:
         raise InvalidRequest.of("ranks", f"{ranks} is outside [1, {config.RANKS_MAX}]")
     its = described.config
     if described.family.builder != DIVIDED_BUILDER or not isinstance(its, DecoderConfig):
-        raise _refused(described, ranks, "its layers are of a kind that is not", "architectures")
+        raise _refusal(described, ranks, "its layers are of a kind that is not", "architectures")
     if its.experts is not None:
-        raise _refused(described, ranks, "experts are not", "architectures")
+        raise _refusal(described, ranks, "experts are not", "architectures")
     if described.packed:
-        raise _refused(described, ranks, "packed weights are not", "quantization")
+        raise _refusal(described, ranks, "packed weights are not", "quantization")
     if spec.weights in ON_LOAD:
         problem = f"{spec.weights.value}: packed weights are not divided over {ranks} ranks"
         raise InvalidRequest.of("options.weights", problem)
@@ -91,6 +91,6 @@ def _part_of(spec: TensorSpec, ranks: int) -> TensorSpec:
     return spec
 
 
-def _refused(described: Description, ranks: int, problem: str, field: str) -> InvalidModel:
+def _refusal(described: Description, ranks: int, problem: str, field: str) -> InvalidModel:
     whole = f"{described.architecture}: {problem} divided over {ranks} ranks"
     return InvalidModel(whole, file="config.json", field=field)

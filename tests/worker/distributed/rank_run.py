@@ -106,9 +106,9 @@ def main() -> None:
     host.end_streams(ShuttingDown())
     host.rest()
     nbytes = host.figures().mlx_active_nbytes
-    told = {str(n): sink.ids for n, sink in sinks.items()}
+    tokens = {str(n): sink.ids for n, sink in sinks.items()}
     errors = [sink.error for sink in sinks.values() if sink.error]
-    out.write_text(json.dumps({"ids": told, "errors": errors, "nbytes": nbytes, "steps": steps}))
+    out.write_text(json.dumps({"ids": tokens, "errors": errors, "nbytes": nbytes, "steps": steps}))
 
 
 if __name__ == "__main__":

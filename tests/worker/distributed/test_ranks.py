@@ -33,7 +33,7 @@ def start(ranks: int, out: Path, *more: str) -> subprocess.Popen[str]:
     )
 
 
-def told(ranks: int, out: Path, *more: str) -> Any:
+def run_streams(ranks: int, out: Path, *more: str) -> Any:
     """Run to the end, and return what was written."""
     process = start(ranks, out, *more)
     _, errors = process.communicate(timeout=RUN_S)
@@ -44,7 +44,7 @@ def told(ranks: int, out: Path, *more: str) -> Any:
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_tokens_are_those_of_one_rank(tmp_path: Path, ranks: int) -> None:
     """24 mixed streams draw what one process draws, but for one that is cancelled on the way."""
-    alone, together = told(1, tmp_path / "1"), told(ranks, tmp_path / "many")
+    alone, together = run_streams(1, tmp_path / "1"), run_streams(ranks, tmp_path / "many")
     assert not together["errors"]
     differ = {n for n in alone["ids"] if alone["ids"][n] != together["ids"][n]}
     assert differ <= {"3"}
@@ -54,7 +54,7 @@ def test_tokens_are_those_of_one_rank(tmp_path: Path, ranks: int) -> None:
 
 def test_a_rank_has_less_than_all(tmp_path: Path) -> None:
     """Layers are divided: one of two ranks holds well below what one process does."""
-    alone, together = told(1, tmp_path / "1"), told(2, tmp_path / "2")
+    alone, together = run_streams(1, tmp_path / "1"), run_streams(2, tmp_path / "2")
     assert together["nbytes"] < 0.65 * alone["nbytes"]
 
 

@@ -15,7 +15,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(prog="mlxd-rank")
     for name in ("--fd", "--rank", "--ranks"):
         parser.add_argument(name, type=int, required=True)
-    given = parser.parse_args()
+    options = parser.parse_args()
     logs.configure(level="warning", fmt="auto")
     for number in (signal.SIGTERM, signal.SIGINT):  # the leader ends first, and its followers then
         signal.signal(number, signal.SIG_IGN)
@@ -23,8 +23,8 @@ def main() -> None:
     from mlxd_worker.distributed.follower import follow  # noqa: PLC0415 - after the BLAS
     from mlxd_worker.distributed.frames import Wire  # noqa: PLC0415
 
-    wire = Wire(socket.socket(fileno=given.fd))
-    follow(wire, rank=given.rank, ranks=given.ranks, device=backend.kind)
+    wire = Wire(socket.socket(fileno=options.fd))
+    follow(wire, rank=options.rank, ranks=options.ranks, device=backend.kind)
 
 
 if __name__ == "__main__":

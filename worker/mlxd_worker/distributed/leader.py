@@ -126,8 +126,8 @@ class Followers:
             process.kill()
         os._exit(GROUP_FAILED)
 
-    def _start(self, act: Callable[..., None], *given: object) -> None:
-        threading.Thread(target=act, args=given, name="ranks", daemon=True).start()
+    def _start(self, act: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=act, args=arguments, name="ranks", daemon=True).start()
 
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         try:
@@ -170,16 +170,16 @@ class SentReadings:
 
     def held_nbytes(self) -> int:
         """Return what MLX holds on this rank."""
-        return self._sent(LOCAL.held_nbytes())
+        return self._send(LOCAL.held_nbytes())
 
     def available_nbytes(self, kind: DeviceKind) -> int:
         """Return what a rank may take: ranks on CPUs have one memory."""
         value = LOCAL.available_nbytes(kind)
         if kind is DeviceKind.CPU:
             value //= len(self._followers.pids) + 1
-        return self._sent(value)
+        return self._send(value)
 
-    def _sent(self, value: int) -> int:
+    def _send(self, value: int) -> int:
         if self.sends:
             self._followers.send(FrameKind.NBYTES, pack_whole(value))
         return value

@@ -16,10 +16,11 @@ from queue import SimpleQueue
 
 import mlx.core as mx
 
+from mlxd_models.describe import Description
 from mlxd_models.families.common.family import Footprint
 from mlxd_models.files.chat_template import ChatTemplate, read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
-from mlxd_models.files.model_source import files_of
+from mlxd_models.files.model_source import StoredFiles, files_of
 from mlxd_models.fit.described import Life, facts_of, life_of
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.options import check_options
@@ -32,7 +33,7 @@ from mlxd_shared.config import SPECULATION_DEPTH_DEFAULT
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidModel, MlxdError
 from mlxd_shared.domain.figures import LoadProgress
-from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
+from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, SamplingOptions, merge
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.prefix.lookup import PrefixCounts
@@ -98,10 +99,7 @@ def make_resident(
     """
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
-    own = files
-    if share is not None:
-        check_divides(files, job.spec, share.ranks)
-        own = rank_description(files, share.ranks)
+    own = _part_of(files, job.spec, share)
     check_options(model_facts := facts_of(own), job.spec)
     tokenizer, template = load_tokenizer(stored), read_template(stored)
     sampling = merge(job.spec.sampling, read_generation_defaults(stored), DEFAULTS)
@@ -128,22 +126,7 @@ def make_resident(
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
     chat = _read_chats(template, tokenizer, plan)
-    facts = Loaded(
-        job=job,
-        tokenizer=tokenizer,
-        constraints=_make_constraints(tokenizer, model, chat),
-        chat=chat,
-        vocab_size=model.vocab_size,
-        context_length=plan.context_length,
-        context_length_max=model.context_max,
-        rows_max=plan.rows_max,
-        weights=life.weights,
-        kv_format=plan.kv_format,
-        prefix_cache_nbytes=plan.prefix_bytes,
-        sampling=sampling,
-        embeds=model.capabilities.embeds,
-        embedding=read_embed_defaults(stored),
-    )
+    facts = _make_facts(job, plan, life, model, tokenizer, chat, sampling, stored)
     make_engine = _engine_maker(passes, caches, facts, plan, readings)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(stepper=choose(passes, caches, clock=readings.now_s)), life.form)
@@ -159,6 +142,43 @@ def make_resident(
     )
     prefix = _new_prefix(job, plan, life, caches, device, counts=counts, folder=folder)
     return Resident(model, caches, prefix, make_engine(prefix=prefix, stepper=stepper), facts)
+
+
+def _part_of(files: Description, spec: LoadSpec, share: Share | None) -> Description:
+    """Return the description of what is loaded here; raises where it cannot be divided so."""
+    if share is None:
+        return files
+    check_divides(files, spec, share.ranks)
+    return rank_description(files, share.ranks)
+
+
+def _make_facts(
+    job: LoadJob,
+    plan: Plan,
+    life: Life,
+    model: Model,
+    tokenizer: Tokenizer,
+    chat: ChatFormat | None,
+    sampling: SamplingOptions,
+    stored: StoredFiles,
+) -> Loaded:
+    """Return what is known of the model once it is there."""
+    return Loaded(
+        job=job,
+        tokenizer=tokenizer,
+        constraints=_make_constraints(tokenizer, model, chat),
+        chat=chat,
+        vocab_size=model.vocab_size,
+        context_length=plan.context_length,
+        context_length_max=model.context_max,
+        rows_max=plan.rows_max,
+        weights=life.weights,
+        kv_format=plan.kv_format,
+        prefix_cache_nbytes=plan.prefix_bytes,
+        sampling=sampling,
+        embeds=model.capabilities.embeds,
+        embedding=read_embed_defaults(stored),
+    )
 
 
 def _new_prefix(

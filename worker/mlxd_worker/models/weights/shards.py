@@ -40,7 +40,7 @@ class Share:
 class ShareReader(Reader):
     """The tensors of a checkpoint of which a rank has a share; weights in numbers alone."""
 
-    def __init__(self, share: Share, *known: Any, **options: Any) -> None:  # noqa: ANN401 - Reader's
+    def __init__(self, share: Share, *known: Any, **options: Any) -> None:  # noqa: ANN401
         """Know the tensors of which `share` is this process's; the rest is as `Reader` has it."""
         super().__init__(*known, **options)
         self._share = share
