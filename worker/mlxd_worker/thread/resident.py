@@ -20,7 +20,8 @@ from mlxd_models.describe import Description
 from mlxd_models.families.common.family import Footprint
 from mlxd_models.files.chat_template import ChatTemplate, read_template
 from mlxd_models.files.generation_defaults import read_generation_defaults
-from mlxd_models.files.model_source import StoredFiles, files_of
+from mlxd_models.files.model_source import files_of
+from mlxd_models.files.stored_files import StoredFiles
 from mlxd_models.fit.described import Life, facts_of, life_of
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.options import check_options
@@ -126,7 +127,16 @@ def make_resident(
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
     chat = _read_chats(template, tokenizer, plan)
-    facts = _make_facts(job, plan, life, model, tokenizer, chat, sampling, stored)
+    facts = _make_facts(
+        job,
+        plan,
+        life,
+        model=model,
+        tokenizer=tokenizer,
+        chat=chat,
+        sampling=sampling,
+        stored=stored,
+    )
     make_engine = _engine_maker(passes, caches, facts, plan, readings)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(stepper=choose(passes, caches, clock=readings.now_s)), life.form)
@@ -156,6 +166,7 @@ def _make_facts(
     job: LoadJob,
     plan: Plan,
     life: Life,
+    *,
     model: Model,
     tokenizer: Tokenizer,
     chat: ChatFormat | None,
