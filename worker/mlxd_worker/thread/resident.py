@@ -127,16 +127,8 @@ def make_resident(
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
     chat = _read_chats(template, tokenizer, plan)
-    facts = _make_facts(
-        job,
-        plan,
-        life,
-        model=model,
-        tokenizer=tokenizer,
-        chat=chat,
-        sampling=sampling,
-        stored=stored,
-    )
+    about = {"model": model, "tokenizer": tokenizer, "chat": chat, "sampling": sampling}
+    facts = _make_facts(job, plan, life, stored=stored, **about)  # type: ignore[arg-type]
     make_engine = _engine_maker(passes, caches, facts, plan, readings)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(stepper=choose(passes, caches, clock=readings.now_s)), life.form)
