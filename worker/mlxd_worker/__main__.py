@@ -7,14 +7,20 @@ import gc
 import os
 import sys
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.ops import logs
 from mlxd_worker.app import ExitCode, serve, write_ready
 from mlxd_worker.machine.backend import Backend, prepare_backend
 from mlxd_worker.machine.blas import THREADS_VARIABLE
+from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.process.options import Options, parse_options
 from mlxd_worker.thread.engine_thread import MakeHost
+
+if TYPE_CHECKING:
+    from mlxd_worker.thread.host import ModelHost
 
 TOKENIZERS_VARIABLE = "TOKENIZERS_PARALLELISM"
 SWITCH_INTERVAL_S = 0.0005
@@ -40,6 +46,8 @@ def run(options: Options, *, make_host: MakeHost | None = None) -> ExitCode:
     sys.setswitchinterval(SWITCH_INTERVAL_S)
     try:
         backend = _prepare(options)
+        if options.ranks > 1 and make_host is None:
+            make_host = _leader(options.ranks)
         gc.freeze()  # what was imported stays: a full collection would keep the engine waiting
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(serve(options, backend, make_host=make_host))
@@ -51,11 +59,25 @@ def run(options: Options, *, make_host: MakeHost | None = None) -> ExitCode:
 
 
 def _prepare(options: Options) -> Backend:
-    if options.threads is not None:
-        os.environ[THREADS_VARIABLE] = str(options.threads)
+    threads = options.threads
+    if options.ranks > 1:  # all of them together have what one has, or they wait for each other
+        threads = max((threads or available_cores()) // options.ranks, 1)
+    if threads is not None:
+        os.environ[THREADS_VARIABLE] = str(threads)
     # Each text on the thread that asks: on the library's own, a short one would wait for long ones.
     os.environ.setdefault(TOKENIZERS_VARIABLE, "false")
     return prepare_backend()
+
+
+def _leader(ranks: int) -> MakeHost:
+    """Return what makes the host of several ranks, on the engine thread, where MLX may be."""
+
+    def make(device: DeviceKind) -> ModelHost:
+        from mlxd_worker.distributed.leader import LeaderHost  # noqa: PLC0415 - imports MLX
+
+        return LeaderHost(device, ranks=ranks)
+
+    return make
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop] | None:

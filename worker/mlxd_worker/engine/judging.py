@@ -9,14 +9,19 @@ Invariants:
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from mlxd_shared.domain.errors import InternalError, MlxdError
+from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.request import Tokens
+from mlxd_worker.engine.request import Failed, Submit, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Run
+
+_log = get_logger("engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,3 +72,12 @@ def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judge
     caches.contents.cut_back_each(offsets)
     failures = {row.id for row, _ in failed}
     return Judged([row_id for row_id in offsets if row_id not in failures], left, failed)
+
+
+def failure_of(request: Submit, error: Exception) -> Failed:
+    """Return what one stream's client is told; a bug goes into the log under an id."""
+    if isinstance(error, MlxdError):
+        return Failed(error)
+    error_id = uuid.uuid4().hex[:12]
+    _log.error("a row failed", stream=request.stream, error_id=error_id, exc_info=error)
+    return Failed(InternalError(error_id))

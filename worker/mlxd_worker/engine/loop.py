@@ -18,20 +18,18 @@ Invariants:
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 from mlxd_shared import config
-from mlxd_shared.domain.errors import DeadlinePassed, InternalError, MlxdError, QueueFull
-from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.domain.errors import DeadlinePassed, MlxdError, QueueFull
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join, count_alike
 from mlxd_worker.engine.gallery import Gallery
-from mlxd_worker.engine.judging import judge_plainly
+from mlxd_worker.engine.judging import failure_of, judge_plainly
 from mlxd_worker.engine.masks.constraint import Advance
 from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer
@@ -46,8 +44,6 @@ from mlxd_worker.models.base import Passes
 
 MakeDecoder = Callable[[Submit], TextDecoder]
 """Returns a fresh decoder for one stream."""
-
-_log = get_logger("engine")
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +142,11 @@ class Engine:
             kv_tokens_capacity=self.limits.rows_max * self.limits.context_length,
         )
 
+    def marks(self) -> list[tuple[int, ...]]:
+        """Return where each running stream is: its number, positions, and its latest token."""
+        rows = sorted(self._rows.items())
+        return [(stream, row.offset, len(row.output), *row.output[-1:]) for stream, row in rows]
+
     def submit(self, request: Submit) -> None:
         """Take a stream; where the queue is full, its sink gets QueueFull."""
         assert 0 < len(request.prompt) < self.limits.context_length, "checked by the submitter"
@@ -226,7 +227,7 @@ class Engine:
                 row = Row(row_id, request, text, self.limits.context_length)
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
                 self._caches.leave(row_id)
-                request.sink.put(_failure(request, error))
+                request.sink.put(failure_of(request, error))
                 continue
             self._rows[request.stream] = row
             if row.advance is not None:
@@ -292,7 +293,7 @@ class Engine:
             for row_id in judged.going:
                 self._prefix.advance(row_id)
         for row, error in judged.failed:
-            row.request.sink.put(_failure(row.request, error))
+            row.request.sink.put(failure_of(row.request, error))
             self._release(row.request.stream)
         for run in judged.left:
             row = run.row
@@ -335,7 +336,7 @@ class Engine:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-            row.request.sink.put(_failure(row.request, error))
+            row.request.sink.put(failure_of(row.request, error))
             self._release(row.request.stream)
             return False
         return True
@@ -386,13 +387,4 @@ def _judge(row: Row, act: Callable[[], Event]) -> Event:
     try:
         return act()
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-        return _failure(row.request, error)
-
-
-def _failure(request: Submit, error: Exception) -> Failed:
-    """Return what one stream's client is told; a bug goes into the log under an id."""
-    if isinstance(error, MlxdError):
-        return Failed(error)
-    error_id = uuid.uuid4().hex[:12]
-    _log.error("a row failed", stream=request.stream, error_id=error_id, exc_info=error)
-    return Failed(InternalError(error_id))
+        return failure_of(row.request, error)

@@ -348,7 +348,8 @@ def begin_alike(prompt: Sequence[int], other: Sequence[int], count: int) -> bool
 
 def _is_alone(row: Row) -> bool:
     """Tell whether something is made of a row's own passes, or goes into them, beside tokens."""
-    return row.embeds or row.scores is not None or row.looks
+    looks = any(image.stop > row.offset for image in row.request.images)
+    return row.embeds or row.scores is not None or looks
 
 
 def _reusable(row: Row) -> int:

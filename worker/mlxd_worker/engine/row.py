@@ -162,11 +162,6 @@ class Row:
         return self.pool is not None
 
     @property
-    def looks(self) -> bool:
-        """Whether images of the prompt are still to be evaluated."""
-        return any(image.stop > self.offset for image in self.request.images)
-
-    @property
     def decoding(self) -> bool:
         """Whether the row takes part in decode steps."""
         return self.offset >= self.decodes_from

@@ -16,10 +16,12 @@ from mlxd_models.families.common.packing import Recipe
 from mlxd_models.families.registry import REGISTRY, Registry
 from mlxd_models.files.model_source import Source
 from mlxd_models.files.tensor_blobs import check_copies
+from mlxd_models.fit.shares import rank_config
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.reader import Progress, Reader
+from mlxd_worker.models.weights.shards import Share, share_reader
 from mlxd_worker.models.zoo.adapter import ZOO
 
 DTYPES = {word: dtype for dtype, word in WORDS.items()}
@@ -53,19 +55,21 @@ def load_model(
     packed: bool = False,
     on_load: Recipe | None = None,
     context: int | None = None,
+    share: Share | None = None,
 ) -> Model:
     """Read the weights in the given form and return the model; engine thread.
 
     packed: weights that are stored packed stay so, and `form` is what their scales become. on_load:
     how others are packed then, but for those that are kept. context: no row will be longer than
-    that; None: than the model allows.
+    that; None: than the model allows. share: what of the model this rank has; its `check_divides`
+    has been passed. None: all of it.
 
     Raises:
         InvalidModel: a file changed or could not be read after all.
         Whatever `progress` raises: the load is given up and holds nothing.
     """
     check_copies(files.copies)
-    reader = Reader(
+    reader = (Reader if share is None else share_reader(share))(
         files.facts,
         files.specs,
         dtype=DTYPES[form],
@@ -75,6 +79,7 @@ def load_model(
     )
     reader.check_copies(files.specs)
     settled = files.config if context is None else files.config.within(context)
+    settled = settled if share is None else rank_config(settled, share.ranks)
     model = builder_of(files.family)(settled, reader)
     reader.finish(files.specs)
     return model

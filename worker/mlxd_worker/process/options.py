@@ -38,6 +38,7 @@ class Options:
     name: str
     spec: LoadSpec
     threads: int | None
+    ranks: int
     findings: Path | None
     waiting_max: int
     replay_steps: int
@@ -61,6 +62,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
     for option, value in (("size", disk_size), ("key", options["prefix_disk_key"])):
         if disk is None and value is not None:
             parser.error(f"argument --prefix-disk-{option}: needs --prefix-disk")
+    if options["ranks"] > 1 and disk is not None:
+        parser.error("argument --prefix-disk: not with --ranks: each rank has its own part")
     kv_format = take("kv_format")
     spec = LoadSpec(
         context_length=take("context_length"),
@@ -138,6 +141,8 @@ def _parser() -> argparse.ArgumentParser:
         metavar="TOKENS",
         help="resume streams of up to this many tokens by decoding them again; default: 0, none",
     )
+    ranks_text = "processes that share the model, a device each; default: 1"
+    add("--ranks", type=_rank_count, default=1, metavar="N", help=ranks_text)
     add("--threads", type=_count, metavar="N", help="threads of the math library")
     findings_text = "doctor.json: leave out the fast paths that fail or are slower here by it"
     add("--findings", type=Path, metavar="FILE", help=findings_text)
@@ -218,6 +223,14 @@ def _up_to(limit: int) -> Callable[[str], int]:
         return value
 
     return whole
+
+
+def _rank_count(text: str) -> int:
+    value = int(text)
+    if not 1 <= value <= config.RANKS_MAX:
+        message = f"{text} is outside 1 to {config.RANKS_MAX}"
+        raise argparse.ArgumentTypeError(message)
+    return value
 
 
 def _count(text: str) -> int:

@@ -26,6 +26,7 @@ from mlxd_worker.engine.request import Cancel, Failed, Occupancy, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
 from mlxd_worker.machine.device_name import device_name
 from mlxd_worker.memory.ledger import Account, Audit, Ledger
+from mlxd_worker.models.weights.shards import Share
 from mlxd_worker.thread.facts import (
     DiskFolder,
     Figures,
@@ -35,6 +36,7 @@ from mlxd_worker.thread.facts import (
     Report,
     SpeculationFigures,
 )
+from mlxd_worker.thread.readings import LOCAL, Readings
 from mlxd_worker.thread.resident import Resident, make_resident
 
 _log = get_logger("engine")
@@ -43,9 +45,19 @@ _log = get_logger("engine")
 class ModelHost:
     """At most one resident model. One owner: the engine thread."""
 
-    def __init__(self, *, device: DeviceKind, folder: DiskFolder | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        device: DeviceKind,
+        folder: DiskFolder | None = None,
+        share: Share | None = None,
+        readings: Readings = LOCAL,
+    ) -> None:
+        """Hold no model yet; `share` is what of any model this process has, None for all."""
         self._device = device
         self._folder = folder
+        self._share = share
+        self._readings = readings
         self._ledger = Ledger()
         self._resident: Resident | None = None
         self._absent: MlxdError = ModelNotFound("", "no model is loaded")
@@ -78,6 +90,8 @@ class ModelHost:
                 counts=counts,
                 guesses=guesses,
                 folder=self._folder,
+                share=self._share,
+                readings=self._readings,
             )
         except Exception as error:
             _forget_locals(error)
@@ -126,18 +140,18 @@ class ModelHost:
         First spare arenas, features of images and MLX's pool, then the least valuable snapshots, no
         more than needed.
         """
-        before_nbytes = held_nbytes = _held_nbytes()
+        before_nbytes = held_nbytes = self._readings.held_nbytes()
         if held_nbytes > target_nbytes:
             if self._resident is not None:
                 self._resident.caches.rest()
                 self._forget_images()
             mx.clear_cache()
-            held_nbytes = _held_nbytes()
+            held_nbytes = self._readings.held_nbytes()
             if held_nbytes > target_nbytes and self._resident is not None:
                 prefix = self._resident.prefix
                 prefix.shrink(prefix.nbytes - (held_nbytes - target_nbytes))
                 mx.clear_cache()
-                held_nbytes = _held_nbytes()
+                held_nbytes = self._readings.held_nbytes()
             trim_heap()
         return before_nbytes, held_nbytes
 
@@ -157,6 +171,13 @@ class ModelHost:
         """Do one step of the engine."""
         assert self._resident is not None, "busy without a model"
         self._resident.engine.step()
+
+    def marks(self) -> tuple[tuple[int, ...], ...]:
+        """Return what is equal on all ranks of a model after equal calls: streams and prefixes."""
+        if self._resident is None:
+            return ()
+        prefix = (self._resident.prefix.nbytes, self._resident.caches.contents.book.live)
+        return (*self._resident.engine.marks(), prefix)
 
     def end_streams(self, error: MlxdError) -> None:
         """End every stream with `error` and free its row."""
@@ -244,10 +265,6 @@ class ModelHost:
         trim_heap()
         self._unaccounted_nbytes = audit.unaccounted_nbytes
         return audit
-
-
-def _held_nbytes() -> int:
-    return mx.get_active_memory() + mx.get_cache_memory()
 
 
 def _figures_of(counts: PrefixCounts) -> PrefixFigures:

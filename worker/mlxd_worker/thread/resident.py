@@ -15,7 +15,6 @@ from importlib.metadata import version
 from queue import SimpleQueue
 
 import mlx.core as mx
-import psutil
 
 from mlxd_models.describe import Description
 from mlxd_models.families.common.family import Footprint
@@ -27,6 +26,7 @@ from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.options import check_options
 from mlxd_models.fit.plan import ACTIVATIONS_TERM, KV_TERM, POOL_TERM, Device, Plan
 from mlxd_models.fit.planner import plan_load
+from mlxd_models.fit.shares import check_divides, rank_description
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared import config
 from mlxd_shared.config import SPECULATION_DEPTH_DEFAULT
@@ -52,10 +52,12 @@ from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.models.base import Model, Passes, Sighted
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.weights.reader import Progress
+from mlxd_worker.models.weights.shards import Share
 from mlxd_worker.text.pooling_files import read_embed_defaults
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.thread.blocks import open_blocks
 from mlxd_worker.thread.facts import DiskFolder, Loaded, LoadJob, Report
+from mlxd_worker.thread.readings import LOCAL, Readings
 from mlxd_worker.tokenizing.files import load_tokenizer
 from mlxd_worker.vision.sight import Sight, check_placeholder, read_sight
 
@@ -87,11 +89,14 @@ def make_resident(
     counts: PrefixCounts | None = None,
     guesses: SpeculationCounts | None = None,
     folder: DiskFolder | None = None,
+    share: Share | None = None,
+    readings: Readings = LOCAL,
 ) -> Resident:
     """Load and warm up the model of `job`; `report` gets every step.
 
     MLX's memory and pool are limited from then on, even after a failure: the caller lifts the
     limits. `counts` counts the look-ups of prompts, `guesses` the guesses; `folder` is for blocks.
+    share: what of the model this rank has; None: all. readings: of the clock and of memory.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
@@ -99,11 +104,12 @@ def make_resident(
     """
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
-    check_options(model_facts := facts_of(files), job.spec)
+    own = _part_of(files, job.spec, share)
+    check_options(model_facts := facts_of(own), job.spec)
     tokenizer, template = load_tokenizer(stored), read_template(stored)
     sight = read_sight(stored, files.footprint.sight)
     sampling = merge(job.spec.sampling, read_generation_defaults(stored), DEFAULTS)
-    plan = _plan(job.spec, model_facts, device)
+    plan = _plan(job.spec, model_facts, device, readings)
     life = life_of(plan, files, on_cpu=device is DeviceKind.CPU)
     read_nbytes = 0
 
@@ -112,8 +118,8 @@ def make_resident(
         read_nbytes = bytes_total
         report(LoadProgress("reading weights", bytes_read, bytes_total))
 
-    _set_limits(plan, files.footprint, life.form, device)
-    model = _read_model(files, life, plan, progress)
+    _set_limits(plan, own.footprint, life.form, device)
+    model = _read_model(files, life, plan, progress, share)
     caches = _new_caches(model, plan, in_place=writes_in_place(model, device))
     compiled = compile_steps(model, caches, device)
     passes: Passes = compiled or model
@@ -136,19 +142,24 @@ def make_resident(
         sight=sight,
     )
     gallery = _open_gallery(model, sight)
-    make_engine = _engine_maker(passes, caches, facts, plan, gallery)
+    make_engine = _engine_maker(passes, caches, facts, plan, readings)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
-    _check_generates(make_engine(stepper=choose(passes, caches)), life.form)
+    _check_generates(make_engine(stepper=choose(passes, caches, clock=readings.now_s)), life.form)
     warm_shapes(model, caches, compiled=compiled)
     caches.rest()
     report(LoadProgress("ready", read_nbytes, read_nbytes))
-    stepper = choose(passes, caches, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses)
+    stepper = choose(
+        passes, caches,
+        clock=readings.now_s, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses,
+    )  # fmt: skip
     prefix = _new_prefix(job, plan, life, caches, device, counts=counts, folder=folder)
-    engine = make_engine(prefix=prefix, stepper=stepper)
+    engine = make_engine(prefix=prefix, stepper=stepper, gallery=gallery)
     return Resident(model, caches, prefix, engine, facts, gallery)
 
 
-def _read_model(files: Description, life: Life, plan: Plan, progress: Progress) -> Model:
+def _read_model(
+    files: Description, life: Life, plan: Plan, progress: Progress, share: Share | None
+) -> Model:
     return load_model(
         files,
         form=life.form,
@@ -156,7 +167,16 @@ def _read_model(files: Description, life: Life, plan: Plan, progress: Progress) 
         packed=life.packed,
         on_load=life.on_load,
         context=plan.context_length,
+        share=share,
     )
+
+
+def _part_of(files: Description, spec: LoadSpec, share: Share | None) -> Description:
+    """Return the description of what is loaded here; raises where it cannot be divided so."""
+    if share is None:
+        return files
+    check_divides(files, spec, share.ranks)
+    return rank_description(files, share.ranks)
 
 
 def _open_gallery(model: Model, sight: Sight | None) -> Gallery | None:
@@ -242,7 +262,11 @@ def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: Devic
 
 
 def _engine_maker(
-    model: Passes, caches: RowCaches, facts: Loaded, plan: Plan, gallery: Gallery | None
+    model: Passes,
+    caches: RowCaches,
+    facts: Loaded,
+    plan: Plan,
+    readings: Readings,
 ) -> Callable[..., Engine]:
     """Return a function that makes an engine, given `Engine`'s keyword arguments."""
     limits = Limits(
@@ -259,7 +283,7 @@ def _engine_maker(
             shown=request.shown,
         )
 
-    return partial(Engine, model, caches, decoder, limits, gallery=gallery)
+    return partial(Engine, model, caches, decoder, limits, clock=readings.now_s)
 
 
 def _check_generates(engine: Engine, form: FloatType) -> None:
@@ -271,11 +295,9 @@ def _check_generates(engine: Engine, form: FloatType) -> None:
         raise InvalidModel(problem) from error
 
 
-def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind) -> Plan:
+def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind, readings: Readings) -> Plan:
     """Return the plan for `spec`; what it leaves open is chosen so that the model fits."""
-    available_nbytes = psutil.virtual_memory().available
-    if kind is DeviceKind.CUDA:  # MLX's own limit is a part of the GPU's memory
-        available_nbytes = mx.get_memory_limit()
+    available_nbytes = readings.available_nbytes(kind)
     budget_nbytes = int(available_nbytes * (1 - config.MEMORY_RESERVE_FRACTION))
     device = Device(
         name=kind.first_name,

@@ -56,17 +56,24 @@ class Segment:
     """A tensor's bytes, or those of a part along its first axis."""
 
     fact: TensorFact
-    part: int | None = None
+    part: int | range | None = None
+    """One place along that axis, or a run of them; None: all."""
 
     @property
     def nbytes(self) -> int:
         """How many there are in its file."""
-        return self.fact.nbytes if self.part is None else self.fact.nbytes // self.fact.shape[0]
+        if self.part is None:
+            return self.fact.nbytes
+        places = len(self.part) if isinstance(self.part, range) else 1
+        return self.fact.nbytes // self.fact.shape[0] * places
 
     @property
     def begin(self) -> int:
         """Where in the file they begin."""
-        return self.fact.begin + (0 if self.part is None else self.part * self.nbytes)
+        if self.part is None:
+            return self.fact.begin
+        first = self.part.start if isinstance(self.part, range) else self.part
+        return self.fact.begin + first * (self.fact.nbytes // self.fact.shape[0])
 
 
 @dataclass(frozen=True, slots=True)

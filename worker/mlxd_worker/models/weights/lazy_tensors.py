@@ -28,8 +28,8 @@ from mlxd_worker.models.weights.direct_reading import (
     type_read,
 )
 
-Slab = tuple[str, int | None]
-"""A tensor, or a part of it along its first axis."""
+Slab = tuple[str, int | range | None]
+"""A tensor, or a part of it along its first axis: one place, or a run of them."""
 
 
 class LazyTensors(Collection[str]):
@@ -76,8 +76,8 @@ class LazyTensors(Collection[str]):
     def read(self, slabs: Sequence[Slab], shape: Sequence[int], *, dtype: str) -> mx.array | None:
         """Take tensors as one, evaluated, whose bytes are those of the slabs one after another.
 
-        All of a tensor is among the slabs. dtype: by the headers' word, what the caller makes of
-        it; it is read as that where that is exact. None, and nothing is taken, where a tensor is
+        What is not among the slabs is nobody's. dtype: by the headers' word, what the caller makes
+        of it; it is read as that where that is exact. None, and nothing is taken, where a tensor is
         made here, or their types cannot be one.
 
         Raises:

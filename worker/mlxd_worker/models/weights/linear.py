@@ -162,7 +162,31 @@ class SideBySide(Weighted):
         raise AssertionError(f"{ids.size} rows looked up in a weight of {len(self.parts)} parts")
 
 
-Projection = Linear | PackedLinear | SideBySide
+@dataclass(frozen=True, slots=True)
+class Summed(Weighted):
+    """A linear whose inputs are divided among ranks: each one's products are a part of the sum."""
+
+    part: Linear
+    """This rank's inputs, without the bias, which is added once, to the sum."""
+    group: mx.distributed.Group
+    bias: mx.array | None = None
+
+    @property
+    def dtype(self) -> mx.Dtype:
+        """The weight's type."""
+        return self.part.dtype
+
+    def __call__(self, rows: mx.array) -> mx.array:
+        """Map this rank's [M, inputs / ranks] to [M, outputs], the same on all ranks; lazy."""
+        whole = mx.distributed.all_sum(self.part(rows), group=self.group)
+        return whole if self.bias is None else whole + self.bias
+
+    def lookup(self, ids: mx.array) -> mx.array:
+        """Raise: an embedding is whole on every rank."""
+        raise AssertionError(f"{ids.size} rows looked up in a weight that is divided")
+
+
+Projection = Linear | PackedLinear | SideBySide | Summed
 """A weight `[outputs, inputs]`, however it is stored."""
 
 
@@ -174,6 +198,7 @@ def reorder_outputs(projection: Projection, orders: Sequence[Sequence[int]]) -> 
     if isinstance(projection, SideBySide):
         pairs = zip(projection.parts, orders, strict=True)
         return SideBySide(tuple(_reorder(part, [order]) for part, order in pairs))
+    assert not isinstance(projection, Summed), "such models are not divided"
     return _reorder(projection, orders)
 
 

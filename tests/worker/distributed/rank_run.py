@@ -1,0 +1,115 @@
+"""Run mixed streams through a host of one rank or of several; a process of its own.
+
+`python -m tests.worker.distributed.rank_run RANKS OUT MODEL [SEED [STEP SIGNAL]]`: the signal
+goes to the last follower before that step.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlxd_models.files.model_source import files_of
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.errors import ShuttingDown
+from mlxd_shared.domain.requests import LoadSpec, Sampling
+from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, StreamId, Submit, Tokens
+from mlxd_worker.machine.backend import prepare_backend
+from mlxd_worker.thread.facts import LoadJob
+
+STREAMS = 24
+TEXT = "the cat dog ran to a big tree and saw little bird who said hello she was happy"
+WORDS = tuple(TEXT.split())
+
+
+@dataclass
+class Heard:
+    """A sink that keeps what it gets."""
+
+    ids: list[int] = field(default_factory=list)
+    error: str = ""
+
+    def put(self, event: Event) -> None:
+        """Keep it."""
+        if isinstance(event, Failed):
+            self.error = event.error.describe()
+        elif isinstance(event, Tokens | Finished):
+            self.ids += event.ids
+
+
+def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submit]:
+    """Return streams of all kinds over one beginning."""
+    from mlxd_worker.tokenizing.files import load_tokenizer  # noqa: PLC0415 - after the BLAS
+
+    tokenizer, draw = load_tokenizer(files_of(model)), random.Random(seed)
+    requests = []
+    for n in range(STREAMS):
+        more = draw.choices(WORDS, k=draw.choice((3, 20, 60, 200)))
+        text = "Once upon a time there was a little girl named Lily. " + " ".join(more)
+        sampling = Sampling(
+            temperature=0.0 if n % 2 == 0 else 0.8,
+            top_k=0 if n % 2 == 0 else 40,
+            top_p=1.0 if n % 2 == 0 else 0.9,
+            min_p=0.0,
+            seed=n,
+            repetition_penalty=1.1 if n % 5 == 4 else 1.0,
+        )
+        sinks[n] = Heard()
+        requests.append(
+            Submit(
+                stream=StreamId(n),
+                prompt=tuple(tokenizer.encode(text)),
+                sampling=sampling,
+                max_tokens=draw.choice((20, 60, 120)),
+                submitted_s=0.0,
+                sink=sinks[n],
+                stop=("happy",) if n % 6 == 5 else (),
+                top_logprobs=3 if n % 7 == 6 else None,
+            )
+        )
+    return requests
+
+
+def main() -> None:
+    """Run them, one more every ninth step; write each one's tokens, and errors."""
+    ranks, out, model = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
+    seed = int(sys.argv[4]) if len(sys.argv) > 4 else 7
+    hit_at, number = map(int, sys.argv[5:7]) if len(sys.argv) > 5 else (-1, 0)
+    prepare_backend()
+    from mlxd_worker.distributed.leader import LeaderHost  # noqa: PLC0415 - after the BLAS
+    from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS
+
+    kind = DeviceKind.CPU
+    host = ModelHost(device=kind) if ranks == 1 else LeaderHost(kind, ranks=ranks)
+    host.load(LoadJob(model, "demo", "d" * 64, LoadSpec(rows_max=8)), lambda _: None)
+    sinks: dict[int, Heard] = {}
+    coming, steps = make_requests(model, seed, sinks), 0
+    while coming or host.busy:
+        if coming and (steps % 9 == 0 or not host.busy):
+            host.submit(coming.pop(0))
+        if steps == 150:
+            host.cancel(Cancel(StreamId(3)))
+        if steps == 200:
+            host.shrink(0)
+        if steps == hit_at:
+            assert isinstance(host, LeaderHost)
+            sys.stdout.write("hit\n")
+            sys.stdout.flush()
+            os.kill(max(host.followers.items())[1], number)
+        if host.busy:
+            host.step()
+        steps += 1
+    host.end_streams(ShuttingDown())
+    host.rest()
+    nbytes = host.figures().mlx_active_nbytes
+    tokens = {str(n): sink.ids for n, sink in sinks.items()}
+    errors = [sink.error for sink in sinks.values() if sink.error]
+    out.write_text(json.dumps({"ids": tokens, "errors": errors, "nbytes": nbytes, "steps": steps}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""One model over several devices: a process a rank, led by the first."""

@@ -1,0 +1,50 @@
+"""What the engine thread reads of the world: the clock and memory; all else follows from its calls.
+
+Invariants:
+- What depends on time or memory reads it here: where one model is divided over several processes,
+  one of them reads, and the others are sent what was read (`mlxd_worker.distributed`).
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+import mlx.core as mx
+import psutil
+
+from mlxd_shared.domain.devices import DeviceKind
+
+
+class Readings(Protocol):
+    """Where readings come from."""
+
+    def now_s(self) -> float:
+        """Return the monotonic clock."""
+
+    def held_nbytes(self) -> int:
+        """Return what MLX holds, its pool included."""
+
+    def available_nbytes(self, kind: DeviceKind) -> int:
+        """Return what a model may take of the device's memory before any reserve."""
+
+
+class Local:
+    """Readings of this process itself."""
+
+    def now_s(self) -> float:
+        """Return the monotonic clock."""
+        return time.monotonic()
+
+    def held_nbytes(self) -> int:
+        """Return what MLX holds, its pool included."""
+        return mx.get_active_memory() + mx.get_cache_memory()
+
+    def available_nbytes(self, kind: DeviceKind) -> int:
+        """Return the machine's free memory; of a GPU MLX's limit, a part of its memory."""
+        if kind is DeviceKind.CUDA:
+            return mx.get_memory_limit()
+        return psutil.virtual_memory().available
+
+
+LOCAL = Local()
