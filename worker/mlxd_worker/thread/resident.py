@@ -45,6 +45,7 @@ from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.loop import Engine, Limits
 from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
+from mlxd_worker.engine.stepping.base import Stepper
 from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_place
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
@@ -121,8 +122,7 @@ def make_resident(
     _set_limits(plan, own.footprint, life.form, device)
     model = _read_model(files, life, plan, progress, share)
     caches = _new_caches(model, plan, in_place=writes_in_place(model, device))
-    compiled = compile_steps(model, caches, device)
-    passes: Passes = compiled or model
+    passes: Passes = (compiled := compile_steps(model, caches, device)) or model
     chat = _read_chats(template, tokenizer, plan, sight)
     facts = Loaded(
         job=job,
@@ -148,13 +148,18 @@ def make_resident(
     warm_shapes(model, caches, compiled=compiled)
     caches.rest()
     report(LoadProgress("ready", read_nbytes, read_nbytes))
-    stepper = choose(
-        passes, caches,
-        clock=readings.now_s, depth_default=SPECULATION_DEPTH_DEFAULT, counts=guesses,
-    )  # fmt: skip
+    stepper = _choose(passes, caches, readings, guesses)
     prefix = _new_prefix(job, plan, life, caches, device, counts=counts, folder=folder)
     engine = make_engine(prefix=prefix, stepper=stepper, gallery=gallery)
     return Resident(model, caches, prefix, engine, facts, gallery)
+
+
+def _choose(
+    passes: Passes, caches: RowCaches, readings: Readings, guesses: SpeculationCounts | None
+) -> Stepper:
+    """Return what steps the rows, guessing where that pays."""
+    depth = SPECULATION_DEPTH_DEFAULT
+    return choose(passes, caches, clock=readings.now_s, depth_default=depth, counts=guesses)
 
 
 def _read_model(
