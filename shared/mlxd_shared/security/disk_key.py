@@ -40,10 +40,12 @@ def read_disk_key(path: Path) -> DiskKey:
 
     Raises:
         InvalidRequest: the extra that encrypts is missing.
-        BadCredentials: the file cannot be read, is another user's, is open to others, or holds
-            anything but one key.
+        BadCredentials: a key was given in place of a path, and is not repeated; the file cannot be
+            read, is another user's, is open to others, or holds anything but one key.
     """
     check_usable()
+    if _is_key(str(path)):
+        raise BadCredentials(FIELD, f"is a key, not a file: put it into one; {MAKING}")
     content = _read_private(path)
     secret = _parse_key(content)
     if secret is None:
@@ -82,6 +84,19 @@ def _check_private(name: str, status: os.stat_result) -> None:
     mode = stat.S_IMODE(status.st_mode)
     if mode & 0o077:
         raise BadCredentials(name, f"is open to others (mode {mode:04o}): chmod 600")
+
+
+def _is_key(path: str) -> bool:
+    """Tell whether a path, or what it ends in, is a key: paths are made absolute on their way.
+
+    Base64 has slashes too, so an end may begin at any of them, or behind it; and a path has only
+    one where two follow each other.
+    """
+    slashes = [place for place, letter in enumerate(path) if letter == "/"]
+    starts = {0, *slashes, *(place + 1 for place in slashes)}
+    ends = [path[start:] for start in starts]
+    texts = [*ends, *(end.replace("/", "//", 1) for end in ends)]
+    return any(_parse_key(text.encode(errors="replace")) is not None for text in texts)
 
 
 def _parse_key(content: bytes) -> bytes | None:

@@ -72,6 +72,26 @@ def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> N
         read_disk_key(path)
 
 
+@pytest.mark.parametrize("folder", [".", "/etc/keys"], ids=["relative", "absolute"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        SECRET,
+        b"\xfc" + bytes(31),
+        bytes(3) + b"\x0f\xff" + bytes(27),
+        bytes(3) + b"\x03\xff\xc0" + bytes(26),
+    ],
+)
+def test_a_key_in_place_of_a_path_is_not_repeated(folder: str, secret: bytes) -> None:
+    """As an option or variable gives one: in either spelling, with base64's slashes too."""
+    for text in (secret.hex(), base64.b64encode(secret).decode()):
+        with pytest.raises(
+            BadCredentials, match="prefix_disk_key: is a key, not a file"
+        ) as refused:
+            read_disk_key(Path(folder) / text)
+        assert text[-12:] not in str(refused.value)
+
+
 class Replaced(PosixPath):
     """A path at which a private file stands only while somebody asks about the path."""
 
