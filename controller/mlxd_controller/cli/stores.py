@@ -115,8 +115,11 @@ class KeptPrompts:
 
         Raises:
             typer.Exit: a size is wrong, or does not go with the workers; or there is a key, and
-                the extra is missing that encrypts.
+                nothing is said of a size, or the extra is missing that encrypts.
         """
+        if self.prefix_disk is None and self.prefix_disk_key is not None:
+            # LEFT_OUT in so many words is no slip: it is how one start keeps nothing.
+            usage_error(f"--prefix-disk-key: needs --prefix-disk SIZE, or {LEFT_OUT}")
         text = self.prefix_disk or LEFT_OUT
         if text == LEFT_OUT:
             return None

@@ -21,6 +21,7 @@ import asyncio
 import threading
 from collections.abc import AsyncGenerator, Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.prefixes.division import Division, Holder, Idle, divide
@@ -279,7 +280,7 @@ class Keeper:
         if self._root.key is not None:
             for folder in in_the_clear(self._idle.values()):
                 _log.warning("removing blocks in the clear", folder=folder.form)
-                await self._trim(folder, 0)
+                await self._remove(folder, partial(self._root.remove_clear, folder.form))
         return True
 
     def _say_locked(self) -> None:
@@ -326,8 +327,12 @@ class Keeper:
 
     async def _trim(self, folder: FormFolder, keep_nbytes: int) -> int:
         """Have an idle folder keep at most so much; return what went."""
+        return await self._remove(folder, partial(self._root.trim, folder.form, keep_nbytes))
+
+    async def _remove(self, folder: FormFolder, remove: Callable[[], int | None]) -> int:
+        """Have some of an idle folder go, on a thread; return how many bytes went."""
         try:
-            gone = await asyncio.to_thread(self._root.trim, folder.form, keep_nbytes)
+            gone = await asyncio.to_thread(remove)
             self._idle[folder.form] = await asyncio.to_thread(self._root.survey, folder.form)
         except OSError as error:
             _log.warning("cannot make room on disk", folder=folder.form, reason=error.strerror)

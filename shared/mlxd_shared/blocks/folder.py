@@ -20,7 +20,6 @@ import contextlib
 import errno
 import fcntl
 import os
-import re
 import stat
 import threading
 import time
@@ -29,29 +28,25 @@ from functools import partial
 from pathlib import Path
 
 from mlxd_shared.blocks.about import ABOUT_NBYTES_MAX, NOBODY, About, decode_about, encode_about
-from mlxd_shared.blocks.block_file import VERSION, BlockId, BlockRefused, Fault, Part
-from mlxd_shared.blocks.chain import NAME_NBYTES
+from mlxd_shared.blocks.block_file import VERSION, BlockRefused, Fault
 from mlxd_shared.blocks.index import Entry
+from mlxd_shared.blocks.listing import (
+    ABOUT_FILE,
+    BESIDE,
+    FORM_FOLDER,
+    LOCK_FILE,
+    entry_of,
+    folder_name,
+    name_of,
+)
 from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.ops.logs import get_logger
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
-FORM_DIGITS = 32
-"""Of a form's name, in its folder's."""
-LOCK_FILE = "lock"
-ABOUT_FILE = "about.json"
-"""Whose blocks the folder has; see `about`."""
-BESIDE = ".part"
-DEPTH_DIGITS_MAX = 9
 LOCK_WAIT_S = 2.0
 """Whoever makes room in a folder, or is just ending, has it for less."""
 LOCK_PAUSE_S = 0.01
 
-_FORM_FOLDER = re.compile(rf"v(\d{{1,6}})-[0-9a-f]{{{FORM_DIGITS}}}")
-_BLOCK_FILE = re.compile(
-    rf"([0-9a-f]{{{2 * NAME_NBYTES}}})-(\d{{1,{DEPTH_DIGITS_MAX}}})"
-    rf"-({'|'.join(Part)})\.(safetensors|sealed)"
-)
 _log = get_logger("prefix disk")
 
 
@@ -85,7 +80,7 @@ class BlockFolder:
         with os.scandir(self._fd) as listing:
             for item in listing:
                 status = item.stat(follow_symlinks=False)
-                entry = _entry_of(item.name, status)
+                entry = entry_of(item.name, status)
                 if entry is not None:
                     yield entry
                 elif item.name not in (LOCK_FILE, ABOUT_FILE) and not stat.S_ISDIR(status.st_mode):
@@ -104,7 +99,7 @@ class BlockFolder:
         if entry.sealed:
             assert self.key is not None, "an entry is sealed where its folder has a key"
             pieces = self.key.seal(pieces, place=self._place_of(entry))
-        self._write(_name_of(entry), pieces, at_s=entry.last_s)
+        self._write(name_of(entry), pieces, at_s=entry.last_s)
 
     def describe(self, about: About) -> None:
         """Have the folder say whose it is; that it cannot is no matter."""
@@ -156,7 +151,7 @@ class BlockFolder:
             raise BlockRefused(Fault.LOCKED, "encrypted, and there is no key")
         flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
         try:
-            descriptor = os.open(_name_of(entry), flags, dir_fd=self._fd)
+            descriptor = os.open(name_of(entry), flags, dir_fd=self._fd)
         except OSError as error:
             if error.errno == errno.ELOOP:
                 raise BlockRefused(Fault.FOREIGN, "a link") from error
@@ -178,20 +173,15 @@ class BlockFolder:
     def touch(self, entry: Entry) -> None:
         """Have the disk remember when a file was used; one that is gone stays gone."""
         with contextlib.suppress(OSError):
-            os.utime(_name_of(entry), (entry.last_s, entry.last_s), dir_fd=self._fd)
+            os.utime(name_of(entry), (entry.last_s, entry.last_s), dir_fd=self._fd)
 
     def remove(self, entry: Entry) -> None:
         """Remove a file; one that is gone, or that cannot be removed, is no matter."""
         with contextlib.suppress(OSError):
-            os.unlink(_name_of(entry), dir_fd=self._fd)
+            os.unlink(name_of(entry), dir_fd=self._fd)
 
     def _place_of(self, entry: Entry) -> str:
-        return f"{self.path.name}/{_name_of(entry)}"
-
-
-def folder_name(form_name: bytes) -> str:
-    """Return what the folder of a form is called."""
-    return f"v{VERSION}-{form_name.hex()[:FORM_DIGITS]}"
+        return f"{self.path.name}/{name_of(entry)}"
 
 
 def open_folder(
@@ -241,31 +231,6 @@ def open_locked(
     return folder_fd, lock_fd
 
 
-def list_entries(folder_fd: int) -> Iterator[Entry]:
-    """Yield the blocks of a folder by names and sizes; what goes meanwhile is left out."""
-    with os.scandir(folder_fd) as listing:
-        for item in listing:
-            with contextlib.suppress(FileNotFoundError):
-                entry = _entry_of(item.name, item.stat(follow_symlinks=False))
-                if entry is not None:
-                    yield entry
-
-
-def _entry_of(name: str, status: os.stat_result) -> Entry | None:
-    """Return what a name and a size say of a block; None of what is no block's file."""
-    match = _BLOCK_FILE.fullmatch(name)
-    if not match or not stat.S_ISREG(status.st_mode) or not status.st_size:
-        return None
-    block = BlockId(bytes.fromhex(match[1]), Part(match[3]))
-    sealed = match[4] == "sealed"
-    return Entry(block, int(match[2]), status.st_size, status.st_mtime, sealed=sealed)
-
-
-def _name_of(entry: Entry) -> str:
-    kind = "sealed" if entry.sealed else "safetensors"
-    return f"{entry.id.name.hex()}-{entry.depth}-{entry.id.part}.{kind}"
-
-
 def make_private(folder: Path, flags: int = 0) -> int:
     """Return a descriptor of a folder that is this user's alone, made if need be.
 
@@ -302,12 +267,6 @@ def read_about(folder_fd: int) -> About:
             return decode_about(file.read(ABOUT_NBYTES_MAX))
         except OSError:
             return NOBODY
-
-
-def is_form_folder(name: str) -> bool:
-    """Tell whether a name is one of a form's folder, of this layout."""
-    match = _FORM_FOLDER.fullmatch(name)
-    return match is not None and int(match[1]) == VERSION
 
 
 def lock(folder_fd: int, *, wait_s: float = 0.0) -> int | None:
@@ -353,7 +312,7 @@ def _remove_old(root: Path) -> None:
     with contextlib.suppress(OSError):  # what cannot be listed is no matter
         folders += root.iterdir()
     for folder in folders:
-        match = _FORM_FOLDER.fullmatch(folder.name)
+        match = FORM_FOLDER.fullmatch(folder.name)
         if match is None or int(match[1]) == VERSION:
             continue
         with contextlib.suppress(OSError):  # links, and what cannot be removed, are no matter

@@ -24,14 +24,13 @@ from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, BlockRefused, Fault
 from mlxd_shared.blocks.folder import (
     BlockFolder,
     FolderRefused,
-    is_form_folder,
-    list_entries,
     lock,
     open_directory,
     open_locked,
     read_about,
 )
 from mlxd_shared.blocks.index import BlockIndex, Entry
+from mlxd_shared.blocks.listing import is_form_folder, list_entries
 from mlxd_shared.blocks.sealing import DiskKey
 
 FILE_NBYTES_MAX = (1 << 32) + HEADER_NBYTES_MAX
@@ -133,6 +132,27 @@ class RootFolder:
 
         One of which nothing stays goes itself. None where a process has it.
         """
+
+        def choose(entries: list[Entry]) -> list[Entry]:
+            index, doubles = BlockIndex(), []
+            for entry in entries:
+                if index.get(entry.id) is None:
+                    index.add(entry)
+                else:  # of two that say they are one block, one is kept
+                    doubles.append(entry)
+            return [
+                *doubles,
+                *index.choose_victims(0, budget_nbytes=keep_nbytes, now_s=clock()),
+            ]
+
+        return self._remove(form, choose)
+
+    def remove_clear(self, form: str) -> int | None:
+        """Remove what is not encrypted in a folder; return as `trim` does. What is, stays."""
+        return self._remove(form, lambda entries: [each for each in entries if not each.sealed])
+
+    def _remove(self, form: str, choose: Callable[[list[Entry]], list[Entry]]) -> int | None:
+        """Remove strays, and the blocks that are chosen; see `trim`."""
         with self._open(form) as folder_fd:
             if folder_fd is None:
                 return 0
@@ -141,13 +161,11 @@ class RootFolder:
                 return None
             folder = BlockFolder(self.path / form, os.dup(folder_fd), lock_fd)
             with contextlib.closing(folder):
-                index = BlockIndex()
-                for entry in folder.list_blocks():
-                    index.add(entry)
-                victims = index.choose_victims(0, budget_nbytes=keep_nbytes, now_s=clock())
+                entries = list(folder.list_blocks())
+                victims = choose(entries)
                 for entry in victims:
                     folder.remove(entry)
-                if len(victims) == len(index):
+                if len(victims) == len(entries):
                     folder.remove_itself()
                 return sum(entry.nbytes for entry in victims)
 

@@ -80,6 +80,14 @@ def test_a_budget_that_cannot_be_is_refused(
     assert problem in capsys.readouterr().err
 
 
+def test_a_key_for_nothing_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """Whoever gives one means to keep prompts; only `none` in so many words keeps nothing."""
+    for attached in (False, True):
+        with pytest.raises(typer.Exit):
+            KeptPrompts(prefix_disk_key=Path("key")).disk_budget({}, attached=attached)
+        assert "--prefix-disk-key: needs --prefix-disk SIZE" in capsys.readouterr().err
+
+
 def test_an_option_goes_before_all_and_must_be_a_folder(tmp_path: Path) -> None:
     """`none` leaves a store out; what is given and is not there is a mistake."""
     chosen = places({"HF_HUB_CACHE": "/x"}, hub_cache=str(tmp_path), ollama_models="none")

@@ -26,7 +26,7 @@ from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.settings import DiskBudget
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared.blocks.about import About
-from mlxd_shared.blocks.folder import FORM_DIGITS
+from mlxd_shared.blocks.listing import FORM_DIGITS
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, ShuttingDown
 from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.domain.figures import WorkerFigures

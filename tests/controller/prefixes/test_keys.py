@@ -60,6 +60,22 @@ async def test_with_a_key_nothing_stays_in_the_clear(tmp_path: Path) -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_stray_in_the_clear_costs_nothing_that_is_encrypted(tmp_path: Path) -> None:
+    """Whoever's key it was: it may come back. Of one block both files count, by themselves."""
+    folder = tmp_path / "prefixes"
+    for key in (KEY, OTHER):
+        fill(folder, key)
+    encrypted = files_in(folder)
+    for path in encrypted[::3]:
+        path.with_suffix(".safetensors").write_bytes(b"clear")
+    keeper = open_keeper(DiskBudget(folder, BUDGET, write_key(tmp_path / "key")))
+    await keeper.share_out([], Metrics())
+    assert files_in(folder) == encrypted
+    assert sum(each.blocks for each in keeper.accounts([])) == 6
+    keeper.close()
+
+
+@pytest.mark.asyncio
 async def test_without_a_key_what_is_locked_stays(tmp_path: Path) -> None:
     """One line says that nobody can read it; it counts for the budget, and makes room like all."""
     folder = tmp_path / "prefixes"

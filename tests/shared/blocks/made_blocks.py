@@ -12,8 +12,9 @@ from typing import Any
 
 from mlxd_shared.blocks.block_file import Block, BlockRefused, Fault, Part, Tensor
 from mlxd_shared.blocks.chain import Form, name_of_form, names_of
-from mlxd_shared.blocks.folder import LOCK_FILE, BlockFolder, open_folder
+from mlxd_shared.blocks.folder import BlockFolder, open_folder
 from mlxd_shared.blocks.index import Entry
+from mlxd_shared.blocks.listing import LOCK_FILE
 from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.blocks.store import BlockStore
 

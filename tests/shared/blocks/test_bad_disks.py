@@ -15,7 +15,8 @@ import pytest
 from structlog.testing import capture_logs
 
 from mlxd_shared.blocks.block_file import file_nbytes
-from mlxd_shared.blocks.folder import BESIDE, FolderRefused
+from mlxd_shared.blocks.folder import FolderRefused
+from mlxd_shared.blocks.listing import BESIDE
 from mlxd_shared.blocks.store import BlockStore
 from tests.shared.blocks.made_blocks import (
     AMPLE,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import base64
 import os
-from pathlib import Path
+from pathlib import Path, PosixPath
 
 import pytest
 
+from mlxd_shared import config
 from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
 from mlxd_shared.security.disk_key import check_usable, read_disk_key
@@ -69,6 +70,60 @@ def test_a_file_that_others_can_reach_is_refused(tmp_path: Path, mode: int) -> N
     path = write_key(tmp_path / "key", mode=mode)
     with pytest.raises(BadCredentials, match=rf"open to others \(mode {mode:04o}\): chmod 600"):
         read_disk_key(path)
+
+
+@pytest.mark.parametrize("folder", [".", "/etc/keys"], ids=["relative", "absolute"])
+@pytest.mark.parametrize(
+    "secret",
+    [
+        SECRET,
+        b"\xfc" + bytes(31),
+        bytes(3) + b"\x0f\xff" + bytes(27),
+        bytes(3) + b"\x03\xff\xc0" + bytes(26),
+    ],
+)
+def test_a_key_in_place_of_a_path_is_not_repeated(folder: str, secret: bytes) -> None:
+    """As an option or variable gives one: in either spelling, with base64's slashes too."""
+    for text in (secret.hex(), base64.b64encode(secret).decode()):
+        with pytest.raises(
+            BadCredentials, match="prefix_disk_key: is a key, not a file"
+        ) as refused:
+            read_disk_key(Path(folder) / text)
+        assert text[-12:] not in str(refused.value)
+
+
+class Replaced(PosixPath):
+    """A path at which a private file stands only while somebody asks about the path."""
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        """Say what stands there for that moment."""
+        self.chmod(0o600)
+        try:
+            return super().stat(follow_symlinks=follow_symlinks)
+        finally:
+            self.chmod(0o644)
+
+
+def test_what_is_checked_is_what_is_read(tmp_path: Path) -> None:
+    """The open file counts, not what its path means a moment later."""
+    write_key(tmp_path / "key", mode=0o644)
+    with pytest.raises(BadCredentials, match=r"open to others \(mode 0644\)"):
+        read_disk_key(Replaced(tmp_path / "key"))
+
+
+def test_a_pipe_is_refused_at_once(tmp_path: Path) -> None:
+    """Nobody writes to it, and no start waits for that."""
+    os.mkfifo(tmp_path / "key", 0o600)
+    with pytest.raises(BadCredentials, match="there is no such file"):
+        read_disk_key(tmp_path / "key")
+
+
+@pytest.mark.parametrize("nbytes", [0, config.CREDENTIAL_FILE_BYTES_MAX + 1])
+def test_no_more_is_read_than_a_credential_has(tmp_path: Path, nbytes: int) -> None:
+    """Nor is nothing: the error says how much."""
+    limit = f"1 to {config.CREDENTIAL_FILE_BYTES_MAX} bytes"
+    with pytest.raises(BadCredentials, match=f"is empty or too large; {limit}"):
+        read_disk_key(write(tmp_path / "key", "a" * nbytes))
 
 
 def test_a_file_that_is_missing_or_none_is_refused(tmp_path: Path) -> None:

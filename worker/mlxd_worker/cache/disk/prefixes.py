@@ -22,7 +22,7 @@ from typing import Final
 
 from mlxd_shared.blocks.block_file import Block, BlockId, Part
 from mlxd_shared.blocks.chain import names_of
-from mlxd_shared.blocks.folder import folder_name
+from mlxd_shared.blocks.listing import folder_name
 from mlxd_shared.blocks.policy import (
     USES_MIN,
     Offer,
