@@ -84,6 +84,8 @@ def test_a_file_is_good_at_its_place_alone() -> None:
         (b"\0" * 200, Fault.FOREIGN),
         (seal_bytes(b"abc", key=OTHER), Fault.LOCKED),
     ],
+    # What is sealed is another each time, and every process is to find tests of the same names.
+    ids=("nothing", "empty-cut", "cut", "longer", "zeros", "another-key"),
 )
 def test_what_is_wrong_is_told_apart(raw: bytes, fault: Fault) -> None:
     """Torn, no such file, or of another key: the last is no damage."""
