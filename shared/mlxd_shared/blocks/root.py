@@ -30,7 +30,7 @@ from mlxd_shared.blocks.folder import (
     read_about,
 )
 from mlxd_shared.blocks.index import BlockIndex, Entry
-from mlxd_shared.blocks.listing import is_form_folder, list_entries
+from mlxd_shared.blocks.listing import count_in_clear, is_form_folder, list_entries
 from mlxd_shared.blocks.sealing import DiskKey
 
 FILE_NBYTES_MAX = (1 << 32) + HEADER_NBYTES_MAX
@@ -55,6 +55,8 @@ class FormFolder:
     """Whether a process has it."""
     is_encrypted: bool = False
     """Whether it has blocks, and all are encrypted."""
+    in_clear: int = 0
+    """Files that may hold a prompt which is not encrypted, what was left of writing them too."""
 
 
 @dataclass(slots=True)
@@ -108,10 +110,10 @@ class RootFolder:
             if folder_fd is None:
                 return FormFolder(form)
             about, index, last_s, now_s = read_about(folder_fd), BlockIndex(), 0.0, clock()
-            in_clear = 0
+            blocks_in_clear = 0
             for entry in list_entries(folder_fd):
                 index.add(entry)
-                in_clear += not entry.sealed
+                blocks_in_clear += not entry.sealed
                 # One from the future, after a clock was put back, says nothing of its use.
                 last_s = max(last_s, min(entry.last_s, now_s))
             return FormFolder(
@@ -122,7 +124,8 @@ class RootFolder:
                 last_s=last_s,
                 least_worth=index.least_worth(now_s) * about.block_s if len(index) else 0.0,
                 is_held=_is_held(folder_fd),
-                is_encrypted=len(index) > 0 and not in_clear,
+                is_encrypted=len(index) > 0 and not blocks_in_clear,
+                in_clear=count_in_clear(folder_fd),
             )
 
     def trim(
