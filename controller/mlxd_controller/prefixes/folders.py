@@ -53,11 +53,7 @@ def as_folder(worker: Worker, figures: PrefixDisk) -> FormFolder:
 
 def in_the_clear(folders: Iterable[FormFolder]) -> list[FormFolder]:
     """Return the folders of nobody's in which not everything is encrypted."""
-    return [
-        folder
-        for folder in folders
-        if folder.blocks and not folder.is_encrypted and not folder.is_held
-    ]
+    return [folder for folder in folders if folder.in_clear and not folder.is_held]
 
 
 def list_locked(folders: Iterable[FormFolder], key_name: str) -> list[FormFolder]:

@@ -19,10 +19,13 @@ from mlxd_shared.blocks.index import Entry
 
 FORM_DIGITS = 32
 """Of a form's name, in its folder's."""
+BESIDE, SEALED = ".part", ".sealed"
+"""How names end of what is being written, and of blocks that are encrypted."""
 LOCK_FILE = "lock"
 ABOUT_FILE = "about.json"
 """Whose blocks the folder has; see `about`."""
-BESIDE = ".part"
+OWN_FILES = frozenset({LOCK_FILE, ABOUT_FILE, ABOUT_FILE + BESIDE})
+"""In which no prompt is."""
 DEPTH_DIGITS_MAX = 9
 
 FORM_FOLDER = re.compile(rf"v(\d{{1,6}})-[0-9a-f]{{{FORM_DIGITS}}}")
@@ -51,6 +54,21 @@ def list_entries(folder_fd: int) -> Iterator[Entry]:
                 entry = entry_of(item.name, item.stat(follow_symlinks=False))
                 if entry is not None:
                     yield entry
+
+
+def count_in_clear(folder_fd: int) -> int:
+    """Return how many files of a folder may hold a prompt that is not encrypted.
+
+    Blocks, and what was left of writing one: all but the folder's own files, and encrypted ones.
+    """
+    encrypted = (SEALED, SEALED + BESIDE)
+    with os.scandir(folder_fd) as listing:
+        return sum(
+            item.name not in OWN_FILES
+            and not item.name.endswith(encrypted)
+            and not item.is_dir(follow_symlinks=False)
+            for item in listing
+        )
 
 
 def entry_of(name: str, status: os.stat_result) -> Entry | None:

@@ -22,6 +22,7 @@ from pathlib import Path
 from mlxd_shared.blocks.about import NOBODY, About
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, BlockRefused, Fault, decode
 from mlxd_shared.blocks.folder import (
+    CANNOT_REMOVE,
     BlockFolder,
     FolderRefused,
     lock,
@@ -30,8 +31,11 @@ from mlxd_shared.blocks.folder import (
     read_about,
 )
 from mlxd_shared.blocks.index import BlockIndex, Entry
-from mlxd_shared.blocks.listing import is_form_folder, list_entries
+from mlxd_shared.blocks.listing import count_in_clear, is_form_folder, list_entries
 from mlxd_shared.blocks.sealing import DiskKey
+from mlxd_shared.ops.logs import get_logger
+
+_log = get_logger("prefix disk")
 
 FILE_NBYTES_MAX = (1 << 32) + HEADER_NBYTES_MAX
 """Of a block that is looked at without its model: none that exists is near."""
@@ -55,6 +59,8 @@ class FormFolder:
     """Whether a process has it."""
     is_encrypted: bool = False
     """Whether it has blocks, and all are encrypted."""
+    in_clear: int = 0
+    """Files that may hold a prompt which is not encrypted, what was left of writing them too."""
 
 
 @dataclass(slots=True)
@@ -65,7 +71,7 @@ class Findings:
     about: About = NOBODY
     sound: int = 0
     refused: dict[Fault, int] = field(default_factory=dict)
-    """Files that were removed, by what was wrong."""
+    """Files that are no sound blocks, by what is wrong; those that can be removed were."""
     unread: int = 0
     """Files that the disk would not give."""
     locked: int = 0
@@ -108,10 +114,10 @@ class RootFolder:
             if folder_fd is None:
                 return FormFolder(form)
             about, index, last_s, now_s = read_about(folder_fd), BlockIndex(), 0.0, clock()
-            in_clear = 0
+            blocks_in_clear = 0
             for entry in list_entries(folder_fd):
                 index.add(entry)
-                in_clear += not entry.sealed
+                blocks_in_clear += not entry.sealed
                 # One from the future, after a clock was put back, says nothing of its use.
                 last_s = max(last_s, min(entry.last_s, now_s))
             return FormFolder(
@@ -122,13 +128,14 @@ class RootFolder:
                 last_s=last_s,
                 least_worth=index.least_worth(now_s) * about.block_s if len(index) else 0.0,
                 is_held=_is_held(folder_fd),
-                is_encrypted=len(index) > 0 and not in_clear,
+                is_encrypted=len(index) > 0 and not blocks_in_clear,
+                in_clear=count_in_clear(folder_fd),
             )
 
     def trim(
         self, form: str, keep_nbytes: int, *, clock: Callable[[], float] = time.time
     ) -> int | None:
-        """Remove what is worth least of a folder until it has so much; return the bytes removed.
+        """Remove what is worth least of a folder until it has so much; return the bytes that went.
 
         One of which nothing stays goes itself. None where a process has it.
         """
@@ -163,11 +170,13 @@ class RootFolder:
             with contextlib.closing(folder):
                 entries = list(folder.list_blocks())
                 victims = choose(entries)
-                for entry in victims:
-                    folder.remove(entry)
-                if len(victims) == len(entries):
+                gone = [entry for entry in victims if folder.remove(entry)]
+                if len(gone) < len(victims):
+                    left = len(victims) - len(gone)
+                    _log.warning(CANNOT_REMOVE, left=left, folder=str(folder.path))
+                if len(gone) == len(entries):
                     folder.remove_itself()
-                return sum(entry.nbytes for entry in victims)
+                return sum(entry.nbytes for entry in gone)
 
     def verify(self, form: str, *, until: Callable[[], bool] = lambda: False) -> Findings:
         """Read every file of a folder, remove those that are no sound blocks, and say what was.
@@ -196,7 +205,8 @@ class RootFolder:
                         if refused.fault is Fault.LOCKED:
                             findings.locked += 1
                             continue
-                        folder.remove(entry)
+                        if not folder.remove(entry):
+                            _log.warning(CANNOT_REMOVE, left=1, folder=str(folder.path))
                         count = findings.refused.get(refused.fault, 0)
                         findings.refused[refused.fault] = count + 1
                     else:

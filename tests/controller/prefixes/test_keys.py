@@ -76,6 +76,42 @@ async def test_a_stray_in_the_clear_costs_nothing_that_is_encrypted(tmp_path: Pa
 
 
 @pytest.mark.asyncio
+@pytest.mark.parametrize("key", [None, OTHER], ids=["clear", "encrypted"])
+async def test_what_was_left_of_writing_is_in_the_clear_too(
+    tmp_path: Path, key: DiskKey | None
+) -> None:
+    """A killed worker has left part of a prompt. It goes, and what is encrypted stays."""
+    folder = tmp_path / "prefixes"
+    fill(folder, key)
+    first, *others = files_in(folder)
+    left = first.with_suffix(".safetensors.part")
+    first.rename(left)
+    for path in others if key is None else ():
+        path.unlink()
+    keeper = open_keeper(DiskBudget(folder, BUDGET, write_key(tmp_path / "key")))
+    with capture_logs() as logs:
+        await keeper.share_out([], Metrics())
+    assert "removing blocks in the clear" in [log["event"] for log in logs]
+    assert not left.exists()
+    assert files_in(folder) == ([] if key is None else others)
+    assert left.parent.exists() is (key is not None)
+    keeper.close()
+
+
+@pytest.mark.asyncio
+async def test_what_is_encrypted_is_nothing_in_the_clear(tmp_path: Path) -> None:
+    """Nor is a part of it, nor what a folder says of itself: nothing is removed, nor said."""
+    folder = tmp_path / "prefixes"
+    fill(folder, KEY)
+    files_in(folder)[0].with_suffix(".sealed.part").write_bytes(b"x")
+    keeper = open_keeper(DiskBudget(folder, BUDGET, write_key(tmp_path / "key")))
+    with capture_logs() as logs:
+        await keeper.share_out([], Metrics())
+    assert (logs, len(files_in(folder))) == ([], 3)
+    keeper.close()
+
+
+@pytest.mark.asyncio
 async def test_without_a_key_what_is_locked_stays(tmp_path: Path) -> None:
     """One line says that nobody can read it; it counts for the budget, and makes room like all."""
     folder = tmp_path / "prefixes"

@@ -206,11 +206,12 @@ def _drop_here(folder: Path | None, model: str | None) -> DroppedPrefixes:
             raise ModelNotFound(model, "nothing is kept of it")
         blocks = nbytes = 0
         for one in chosen:
-            gone = None if root is None else root.trim(one.form, 0)
+            assert root is not None, "something is there"
+            gone = root.trim(one.form, 0)
             if gone is None:
                 complain(f"{one.about.model or one.form}: a worker has it")
                 continue
-            blocks += one.blocks
+            blocks += one.blocks - root.survey(one.form).blocks
             nbytes += gone
     return DroppedPrefixes(blocks, nbytes)
 
