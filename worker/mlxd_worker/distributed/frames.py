@@ -137,13 +137,14 @@ class Deaf:
         """Forget the event."""
 
 
-_ABSENT: Final = {"sink", "constraint"}
-"""What no follower gets: the leader answers, and refuses formats."""
+_ABSENT: Final = {"sink", "constraint", "images", "keys"}
+"""What no follower gets: the leader answers, and refuses formats; models that see have no ranks."""
 
 
 def pack_submit(request: Submit) -> bytes:
     """Return a stream without a constraint as a body."""
     assert request.constraint is None, "refused before"
+    assert not request.images, "refused before"
     values = {f.name: getattr(request, f.name) for f in fields(request) if f.name not in _ABSENT}
     its = values["sampling"]
     values["sampling"] = {f.name: getattr(its, f.name) for f in fields(its)}
