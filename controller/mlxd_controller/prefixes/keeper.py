@@ -193,9 +193,8 @@ class Keeper:
                     if names is not None and names.isdisjoint(names_of(folder)):
                         continue
                     gone = 0 if folder.is_held else await self._trim(folder, 0)
-                    left_blocks = self._idle[folder.form].blocks
-                    dropped = _plus(dropped, max(folder.blocks - left_blocks, 0), gone)
-                    if left_blocks:
+                    dropped = _plus(dropped, folder.blocks if gone else 0, gone)
+                    if self._idle[folder.form].blocks:
                         left.append(folder.about.model or folder.form)
             finally:  # whoever asked may leave while files are removed
                 self._rounds = 0

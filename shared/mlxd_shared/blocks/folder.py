@@ -46,8 +46,6 @@ FOLDER_MODE, FILE_MODE = 0o700, 0o600
 LOCK_WAIT_S = 2.0
 """Whoever makes room in a folder, or is just ending, has it for less."""
 LOCK_PAUSE_S = 0.01
-CANNOT_REMOVE = "cannot remove files"
-"""The line where some stay that should go."""
 
 _log = get_logger("prefix disk")
 
@@ -78,7 +76,7 @@ class BlockFolder:
 
     def list_blocks(self) -> Iterator[Entry]:
         """Yield what is there by names and sizes; what does not belong there is removed."""
-        gone = left = 0
+        strays = 0
         with os.scandir(self._fd) as listing:
             for item in listing:
                 status = item.stat(follow_symlinks=False)
@@ -86,12 +84,11 @@ class BlockFolder:
                 if entry is not None:
                     yield entry
                 elif item.name not in (LOCK_FILE, ABOUT_FILE) and not stat.S_ISDIR(status.st_mode):
-                    is_gone = self.remove_file(item.name)
-                    gone, left = gone + is_gone, left + (not is_gone)
-        if gone:
-            _log.warning("removed files that are no blocks", count=gone, folder=str(self.path))
-        if left:  # they count for nothing
-            _log.warning(CANNOT_REMOVE, left=left, folder=str(self.path))
+                    strays += 1
+                    with contextlib.suppress(OSError):  # it stays, and counts for nothing
+                        os.unlink(item.name, dir_fd=self._fd)
+        if strays:
+            _log.warning("removed files that are no blocks", count=strays, folder=str(self.path))
 
     def write(self, entry: Entry, pieces: Iterable[bytes | memoryview]) -> None:
         """Have a file hold `pieces`, whole; encrypted, where the entry says so.
@@ -178,19 +175,10 @@ class BlockFolder:
         with contextlib.suppress(OSError):
             os.utime(name_of(entry), (entry.last_s, entry.last_s), dir_fd=self._fd)
 
-    def remove(self, entry: Entry) -> bool:
-        """Remove a block's file, as `remove_file` does."""
-        return self.remove_file(name_of(entry))
-
-    def remove_file(self, name: str) -> bool:
-        """Remove a file; return whether it is gone. One that cannot be removed is no error."""
-        try:
-            os.unlink(name, dir_fd=self._fd)
-        except FileNotFoundError:
-            return True
-        except OSError:
-            return False
-        return True
+    def remove(self, entry: Entry) -> None:
+        """Remove a file; one that is gone, or that cannot be removed, is no matter."""
+        with contextlib.suppress(OSError):
+            os.unlink(name_of(entry), dir_fd=self._fd)
 
     def _place_of(self, entry: Entry) -> str:
         return f"{self.path.name}/{name_of(entry)}"
@@ -310,15 +298,12 @@ def _try_lock(folder_fd: int) -> int | None:
     return None
 
 
-def remove_folder(root: Path, form_name: bytes) -> int:
-    """Remove the folder of a form's blocks, unless a process has it; return how many files went.
-
-    What cannot be removed stays, with one line, and keeps nothing else from going.
-    """
+def remove_folder(root: Path, form_name: bytes) -> bool:
+    """Remove the folder of a form's blocks, unless a process has it; return whether one went."""
     try:
-        return _remove_unless_locked(root / folder_name(form_name)) or 0
-    except OSError:  # there is none, or it cannot be looked into
-        return 0
+        return _remove_unless_locked(root / folder_name(form_name))
+    except OSError:  # there is none, or what is there cannot be removed
+        return False
 
 
 def _remove_old(root: Path) -> None:
@@ -331,32 +316,26 @@ def _remove_old(root: Path) -> None:
         if match is None or int(match[1]) == VERSION:
             continue
         with contextlib.suppress(OSError):  # links, and what cannot be removed, are no matter
-            if _remove_unless_locked(folder) is not None and not folder.exists():
+            if _remove_unless_locked(folder):
                 _log.warning("removed blocks of another version", folder=str(folder))
 
 
-def _remove_unless_locked(folder: Path) -> int | None:
-    """Return how many files went, but for the folder's own; None where a process has it.
-
-    Raises:
-        OSError: it cannot be opened, locked or listed.
-    """
+def _remove_unless_locked(folder: Path) -> bool:
     folder_fd = open_directory(folder, os.O_NOFOLLOW)
     try:
         lock_fd = lock(folder_fd)
         if lock_fd is None:
-            return None
-        with contextlib.closing(BlockFolder(folder, os.dup(folder_fd), lock_fd)) as own:
+            return False
+        try:
             with os.scandir(folder_fd) as listing:
-                names = [item.name for item in listing if item.name not in (LOCK_FILE, ABOUT_FILE)]
-            gone = sum(own.remove_file(name) for name in names)
-            if gone == len(names):
-                own.remove_itself()
-            else:
-                _log.warning(CANNOT_REMOVE, left=len(names) - gone, folder=str(folder))
-            return gone
+                for item in list(listing):
+                    os.unlink(item.name, dir_fd=folder_fd)
+            folder.rmdir()
+        finally:
+            os.close(lock_fd)
     finally:
         os.close(folder_fd)
+    return True
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

@@ -22,7 +22,6 @@ from pathlib import Path
 from mlxd_shared.blocks.about import NOBODY, About
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, BlockRefused, Fault, decode
 from mlxd_shared.blocks.folder import (
-    CANNOT_REMOVE,
     BlockFolder,
     FolderRefused,
     lock,
@@ -33,9 +32,6 @@ from mlxd_shared.blocks.folder import (
 from mlxd_shared.blocks.index import BlockIndex, Entry
 from mlxd_shared.blocks.listing import count_in_clear, is_form_folder, list_entries
 from mlxd_shared.blocks.sealing import DiskKey
-from mlxd_shared.ops.logs import get_logger
-
-_log = get_logger("prefix disk")
 
 FILE_NBYTES_MAX = (1 << 32) + HEADER_NBYTES_MAX
 """Of a block that is looked at without its model: none that exists is near."""
@@ -71,7 +67,7 @@ class Findings:
     about: About = NOBODY
     sound: int = 0
     refused: dict[Fault, int] = field(default_factory=dict)
-    """Files that are no sound blocks, by what is wrong; those that can be removed were."""
+    """Files that were removed, by what was wrong."""
     unread: int = 0
     """Files that the disk would not give."""
     locked: int = 0
@@ -135,7 +131,7 @@ class RootFolder:
     def trim(
         self, form: str, keep_nbytes: int, *, clock: Callable[[], float] = time.time
     ) -> int | None:
-        """Remove what is worth least of a folder until it has so much; return the bytes that went.
+        """Remove what is worth least of a folder until it has so much; return the bytes removed.
 
         One of which nothing stays goes itself. None where a process has it.
         """
@@ -170,13 +166,11 @@ class RootFolder:
             with contextlib.closing(folder):
                 entries = list(folder.list_blocks())
                 victims = choose(entries)
-                gone = [entry for entry in victims if folder.remove(entry)]
-                if len(gone) < len(victims):
-                    left = len(victims) - len(gone)
-                    _log.warning(CANNOT_REMOVE, left=left, folder=str(folder.path))
-                if len(gone) == len(entries):
+                for entry in victims:
+                    folder.remove(entry)
+                if len(victims) == len(entries):
                     folder.remove_itself()
-                return sum(entry.nbytes for entry in gone)
+                return sum(entry.nbytes for entry in victims)
 
     def verify(self, form: str, *, until: Callable[[], bool] = lambda: False) -> Findings:
         """Read every file of a folder, remove those that are no sound blocks, and say what was.
@@ -205,8 +199,7 @@ class RootFolder:
                         if refused.fault is Fault.LOCKED:
                             findings.locked += 1
                             continue
-                        if not folder.remove(entry):
-                            _log.warning(CANNOT_REMOVE, left=1, folder=str(folder.path))
+                        folder.remove(entry)
                         count = findings.refused.get(refused.fault, 0)
                         findings.refused[refused.fault] = count + 1
                     else:

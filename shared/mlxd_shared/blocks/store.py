@@ -32,7 +32,7 @@ from mlxd_shared.blocks.block_file import (
     encode,
     file_nbytes,
 )
-from mlxd_shared.blocks.folder import CANNOT_REMOVE, BlockFolder, FolderRefused
+from mlxd_shared.blocks.folder import BlockFolder, FolderRefused
 from mlxd_shared.blocks.index import BlockIndex, Entry
 from mlxd_shared.blocks.sealing import SEAL_NBYTES
 from mlxd_shared.ops.logs import get_logger
@@ -88,7 +88,6 @@ class BlockStore:
         self._full_nbytes: int | None = None
         """What there was when the disk was full; None: it was not since the last budget."""
         self._said_full = False
-        self._said_left = False
         self._file_nbytes_max = file_nbytes_max
         self._check = check
         self._clock = clock
@@ -100,9 +99,9 @@ class BlockStore:
         except OSError as error:
             folder.close()
             raise FolderRefused(f"{folder.path}: {error.strerror or error}") from error
-        if unlike and (gone := self._remove(unlike)):
+        if unlike:
             problem = "removed blocks in the clear" if self.encrypted else "removed locked blocks"
-            _log.warning(problem, count=gone, folder=str(folder.path))
+            _log.warning(problem, count=len(unlike), folder=str(folder.path))
         self._share_nbytes = self.nbytes if budget_nbytes is None else budget_nbytes
         self._make_room(0)
         self.survey()
@@ -227,11 +226,12 @@ class BlockStore:
         return block
 
     def _take_over(self, entry: Entry) -> bool:
-        """Know a file that was left here; False where it has to go, not being as those here are.
+        """Know a file that was left here; False, and it goes, where it is not as those here are.
 
         Of two that say they are one block, the first stays.
         """
         if entry.sealed != self.encrypted:
+            self._folder.remove(entry)
             return False
         if self._index.get(entry.id) is not None:
             self._folder.remove(entry)
@@ -251,15 +251,9 @@ class BlockStore:
             )
             for entry in victims:
                 self._index.drop(entry.id)
-        self.counts.evicted += self._remove(victims)
-
-    def _remove(self, entries: list[Entry]) -> int:
-        """Remove files; return how many went. Of what stays there is one line."""
-        gone = sum(self._folder.remove(entry) for entry in entries)
-        if gone < len(entries) and not self._said_left:
-            _log.warning(CANNOT_REMOVE, left=len(entries) - gone, folder=str(self._folder.path))
-            self._said_left = True
-        return gone
+        for entry in victims:
+            self._folder.remove(entry)
+        self.counts.evicted += len(victims)
 
     def _note_trouble(self, error: OSError) -> None:
         """Learn that a file could not be written."""

@@ -71,8 +71,8 @@ def open_blocks(
     except FolderRefused as refused:
         _log.warning("prefixes are not kept on disk", reason=str(refused))
         return None
-    if key is not None and (gone := remove_folder(folder.path, name_of_form(form))):
-        _log.warning("removed blocks in the clear", model=name, count=gone, folder=str(folder.path))
+    if key is not None and remove_folder(folder.path, name_of_form(form)):
+        _log.warning("removed blocks in the clear", model=name, folder=str(folder.path))
     _log.info(
         "prefixes on disk",
         files=len(store),

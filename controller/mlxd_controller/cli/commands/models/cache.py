@@ -206,12 +206,11 @@ def _drop_here(folder: Path | None, model: str | None) -> DroppedPrefixes:
             raise ModelNotFound(model, "nothing is kept of it")
         blocks = nbytes = 0
         for one in chosen:
-            assert root is not None, "something is there"
-            gone = root.trim(one.form, 0)
+            gone = None if root is None else root.trim(one.form, 0)
             if gone is None:
                 complain(f"{one.about.model or one.form}: a worker has it")
                 continue
-            blocks += one.blocks - root.survey(one.form).blocks
+            blocks += one.blocks
             nbytes += gone
     return DroppedPrefixes(blocks, nbytes)
 
