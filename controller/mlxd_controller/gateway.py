@@ -14,12 +14,12 @@ import json
 import sys
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from importlib.util import find_spec
 
 from mlxd_controller.launcher.run_dir import RunDir
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.extras import check_extra
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.origins import check_origins
 
@@ -35,8 +35,7 @@ def check_usable(origins: Collection[str]) -> None:
     Raises:
         InvalidRequest: naming `http` or `http_origin`.
     """
-    if any(find_spec(name) is None for name in (MODULE, *NEEDS)):
-        raise InvalidRequest.of("http", "needs the extra http: pip install 'mlxd[http]'")
+    check_extra("http", "http", MODULE, *NEEDS)
     check_origins(origins)
 
 

@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli.outcome import usage_error
-from mlxd_controller.fleet import check_usable
 from mlxd_controller.settings import FleetPlace
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.extras import check_extra
 from mlxd_shared.security.net import parse_address
 
 PANEL = "Several machines"
@@ -58,7 +58,7 @@ class Fleet:
                 usage_error(f"--fleet-tls needs {FLAG}")
             return None
         try:
-            check_usable()
+            check_extra("fleet", "fleet", "ray")
             if self.fleet != AUTO:
                 parse_address(self.fleet.removeprefix(SCHEME))
         except InvalidRequest as error:

@@ -9,10 +9,10 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli.outcome import usage_error
-from mlxd_controller.router import check_usable
 from mlxd_controller.settings import RouterDoor
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_shared.ops.extras import check_extra
 
 PANEL = "A router in front"
 FLAG = "--router"
@@ -78,7 +78,7 @@ class Router:
                     usage_error(f"{flag} needs {FLAG}")
             return None
         try:
-            check_usable()
+            check_extra("router", "router", "smg_grpc_proto")
         except InvalidRequest as error:
             usage_error(error.describe())
         manifest = self.router_manifest

@@ -11,28 +11,31 @@ import base64
 import binascii
 import os
 import stat
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 
 from mlxd_shared import config
 from mlxd_shared.blocks.sealing import KEY_NBYTES, DiskKey
 from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
+from mlxd_shared.ops.extras import check_extra
 
-NEEDS = "cryptography"
 FIELD = "prefix_disk_key"
 SHAPE = f"{KEY_NBYTES} random bytes as hexadecimal digits or in base64, on one line"
 MAKING = f"make one with: openssl rand -hex {KEY_NBYTES}"
 _FROM_URLS = bytes.maketrans(b"-_", b"+/")
 
 
-def check_usable(package: str = NEEDS) -> None:
-    """Refuse to encrypt without the extra, which brings `package`.
+def check_usable() -> None:
+    """Refuse to encrypt without the extra, or where what it brings cannot be loaded.
 
     Raises:
         InvalidRequest: naming `prefix_disk_key`.
     """
-    if find_spec(package) is None:
-        raise InvalidRequest.of(FIELD, "needs the extra cipher: pip install 'mlxd[cipher]'")
+    check_extra(FIELD, "cipher", "cryptography")
+    try:  # here, not in the thread that writes: it would end
+        import_module("cryptography.hazmat.primitives.ciphers")
+    except ImportError as error:
+        raise InvalidRequest.of(FIELD, f"the extra cipher cannot be loaded: {error}") from error
 
 
 def read_disk_key(path: Path) -> DiskKey:

@@ -8,9 +8,7 @@ import pytest
 import typer
 
 from mlxd_controller.cli.fleet import Fleet
-from mlxd_controller.fleet import check_usable
 from mlxd_controller.settings import FleetPlace
-from mlxd_shared.domain.errors import InvalidRequest
 from tests.support.cli import mlxd
 
 
@@ -40,13 +38,6 @@ def test_the_folder_for_tls_needs_a_fleet(capsys: pytest.CaptureFixture[str]) ->
     with pytest.raises(typer.Exit):
         Fleet(fleet_tls=Path("tls")).place()
     assert "--fleet-tls needs --fleet" in capsys.readouterr().err
-
-
-def test_without_the_extra_it_is_refused_with_the_remedy() -> None:
-    """At the start, not when a node comes."""
-    check_usable()
-    with pytest.raises(InvalidRequest, match=r"mlxd\[fleet\]"):
-        check_usable("a_package_that_nobody_has")
 
 
 @pytest.mark.asyncio

@@ -9,10 +9,8 @@ import typer
 
 from mlxd_controller.cli.http import complete_flag
 from mlxd_controller.cli.router import Router
-from mlxd_controller.router import check_usable
 from mlxd_controller.settings import RouterDoor
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidRequest
 
 
 def test_an_address_may_be_left_out() -> None:
@@ -47,10 +45,3 @@ def test_the_other_options_need_it(options: Router, capsys: pytest.CaptureFixtur
     with pytest.raises(typer.Exit):
         options.door()
     assert "needs --router" in capsys.readouterr().err
-
-
-def test_without_the_extra_it_is_refused_with_the_remedy() -> None:
-    """At the start, not when a router comes."""
-    check_usable()
-    with pytest.raises(InvalidRequest, match=r"mlxd\[router\]"):
-        check_usable("a_package_that_nobody_has")

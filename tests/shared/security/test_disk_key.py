@@ -10,8 +10,8 @@ import pytest
 
 from mlxd_shared import config
 from mlxd_shared.blocks.sealing import DiskKey
-from mlxd_shared.domain.errors import BadCredentials, InvalidRequest
-from mlxd_shared.security.disk_key import check_usable, read_disk_key
+from mlxd_shared.domain.errors import BadCredentials
+from mlxd_shared.security.disk_key import read_disk_key
 from tests.support.disk_keys import secret_of, write_key
 
 SECRET = secret_of(3)
@@ -143,13 +143,3 @@ def test_a_file_of_another_user_is_refused(tmp_path: Path) -> None:
         os.chown(path, 12345, 12345)
     with pytest.raises(BadCredentials, match="belongs to another user"):
         read_disk_key(path)
-
-
-def test_the_extra_is_asked_for_by_name() -> None:
-    """Where what encrypts is not installed, the error says what to install."""
-    check_usable()
-    with pytest.raises(InvalidRequest) as refused:
-        check_usable("no_such_package")
-    assert str(refused.value) == (
-        "prefix_disk_key: needs the extra cipher: pip install 'mlxd[cipher]'"
-    )
