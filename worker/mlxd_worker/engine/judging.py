@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from mlxd_shared.domain.errors import InternalError, MlxdError
@@ -28,8 +28,8 @@ _log = get_logger("engine")
 class Judged:
     """What became of a step's runs."""
 
-    going: list[RowId]
-    """The rows whose streams have been told their tokens; they go on."""
+    moved: Collection[RowId]
+    """The rows that have their tokens now; those of `failed` among them."""
     left: list[Run]
     """The runs that have to be judged one by one."""
     failed: list[tuple[Row, Exception]]
@@ -70,8 +70,7 @@ def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judge
         else:
             row.request.sink.put(Tokens(offset, (token_id,), text))
     caches.contents.cut_back_each(offsets)
-    failures = {row.id for row, _ in failed}
-    return Judged([row_id for row_id in offsets if row_id not in failures], left, failed)
+    return Judged(offsets.keys(), left, failed)
 
 
 def failure_of(request: Submit, error: Exception) -> Failed:

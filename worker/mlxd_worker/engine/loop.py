@@ -290,7 +290,7 @@ class Engine:
         """Judge what a step has drawn, and tell the streams."""
         judged = judge_plainly(runs, self._caches, now_s)
         if self._prefix.captures:
-            for row_id in judged.going:
+            for row_id in judged.moved:
                 self._prefix.advance(row_id)
         for row, error in judged.failed:
             row.request.sink.put(failure_of(row.request, error))

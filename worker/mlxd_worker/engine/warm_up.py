@@ -112,13 +112,14 @@ def chunks_to_warm(
     ends = [(min(span, context_max) - width, width) for span in spans for width in CHUNK_WIDTHS]
     chunks = [(begin - 1 if begin and causal else begin, width) for begin, width in ends]
     if causal:
-        longest = min(context_max, CAUSAL_WARMED)
+        # A row's place may be longer than its context: padding reaches beyond that.
+        longest = min(spans[-1], CAUSAL_WARMED)
         chunks += [
             (begin, count)
             for width in CAUSAL_WIDTHS
             for begin in range(0, longest, width)
-            for count in (width, width - 1)
-            if causal_width(begin, count, longest) == width
+            for count in (min(width, context_max - begin), width - 1)
+            if causal_width(begin, count, longest) == width and begin + count <= context_max
         ]
     return [
         (begin, width)

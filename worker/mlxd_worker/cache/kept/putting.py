@@ -34,11 +34,13 @@ def read_layers(
     """
     able = [layer for layer in layers if isinstance(layer, KVCache) and layer.copies]
     count = stop - start
-    if len(able) < len(layers) or not are_alike([layer.range_at(place, start) for layer in able]):
+    ranges = [layer.range_at(place, start) for layer in able]
+    if len(able) < len(layers) or not are_alike(ranges):
         return tuple(layer.read(place, start, stop) for layer in layers)
     copies: list[LayerState] = []
-    for some in in_parts(able, lambda layer: layer.slot_nbytes(count)):
-        copies += copy_ranges([layer.range_at(place, start) for layer in some], count)
+    pairs = list(zip(able, ranges, strict=True))
+    for some in in_parts(pairs, lambda pair: pair[0].slot_nbytes(count)):
+        copies += copy_ranges([each for _, each in some], count)
     return tuple(copies)
 
 

@@ -39,7 +39,8 @@ def prefill(
     takes the places of tokens, which are counted through all chunks.
     """
     caches.reserve_all({row.id: row.offset + len(tokens) for row, tokens in chunks})
-    hidden = model.forward(replace(_batch_of(chunks), inlays=inlays), caches)
+    batch = _batch_of(chunks)
+    hidden = model.forward(replace(batch, inlays=inlays) if inlays else batch, caches)
     along: list[mx.array] = []
     scored: list[tuple[Row, mx.array]] = []
     first = 0
