@@ -37,6 +37,7 @@ from mlxd_shared.blocks.listing import (
     LOCK_FILE,
     entry_of,
     folder_name,
+    is_form_folder,
     name_of,
 )
 from mlxd_shared.blocks.sealing import DiskKey
@@ -298,20 +299,43 @@ def _try_lock(folder_fd: int) -> int | None:
     return None
 
 
-def remove_folder(root: Path, form_name: bytes) -> bool:
-    """Remove the folder of a form's blocks, unless a process has it; return whether one went."""
+def remove_clear_folders(root: Path, form_name: bytes, *, digest: str) -> int:
+    """Remove a model's folders in the clear, of any form; return how many files went.
+
+    A folder that a process has stays, and so does a file that cannot be removed, with one line.
+
+    form_name: of a folder that is the model's even if it does not say so. digest: the model's.
+    """
+    gone = 0
+    for folder in _list_folders(root):
+        with contextlib.suppress(OSError):  # links, and what cannot be read, are no matter
+            if is_form_folder(folder.name) and (
+                folder.name == folder_name(form_name) or _is_clear_of(folder, digest)
+            ):
+                gone += _remove_unless_locked(folder)
+    return gone
+
+
+def _is_clear_of(folder: Path, digest: str) -> bool:
+    """Tell whether a folder says that it is this model's, and has no key."""
+    folder_fd = open_directory(folder, os.O_NOFOLLOW)
     try:
-        return _remove_unless_locked(root / folder_name(form_name))
-    except OSError:  # there is none, or what is there cannot be removed
-        return False
+        about = read_about(folder_fd)
+    finally:
+        os.close(folder_fd)
+    return about.digest == digest and not about.key
+
+
+def _list_folders(root: Path) -> list[Path]:
+    folders: list[Path] = []
+    with contextlib.suppress(OSError):  # what cannot be listed is no matter
+        folders += root.iterdir()
+    return folders
 
 
 def _remove_old(root: Path) -> None:
     """Remove the folders of other versions of the layout, unless somebody has them."""
-    folders: list[Path] = []
-    with contextlib.suppress(OSError):  # what cannot be listed is no matter
-        folders += root.iterdir()
-    for folder in folders:
+    for folder in _list_folders(root):
         match = FORM_FOLDER.fullmatch(folder.name)
         if match is None or int(match[1]) == VERSION:
             continue
@@ -320,22 +344,33 @@ def _remove_old(root: Path) -> None:
                 _log.warning("removed blocks of another version", folder=str(folder))
 
 
-def _remove_unless_locked(folder: Path) -> bool:
+def _remove_unless_locked(folder: Path) -> int:
+    """Return how many files of a folder went, but for its own; it goes with the last of them.
+
+    Raises:
+        OSError: it cannot be opened, locked or listed.
+    """
     folder_fd = open_directory(folder, os.O_NOFOLLOW)
     try:
         lock_fd = lock(folder_fd)
         if lock_fd is None:
-            return False
-        try:
+            return 0
+        with contextlib.closing(BlockFolder(folder, os.dup(folder_fd), lock_fd)) as own:
             with os.scandir(folder_fd) as listing:
-                for item in list(listing):
-                    os.unlink(item.name, dir_fd=folder_fd)
-            folder.rmdir()
-        finally:
-            os.close(lock_fd)
+                names = [item.name for item in listing if item.name not in (LOCK_FILE, ABOUT_FILE)]
+            left = 0
+            for name in names:
+                try:
+                    os.unlink(name, dir_fd=folder_fd)
+                except OSError:  # nothing else stays for it
+                    left += 1
+            if left:
+                _log.warning("cannot remove files", left=left, folder=str(folder))
+            else:
+                own.remove_itself()
+            return len(names) - left
     finally:
         os.close(folder_fd)
-    return True
 
 
 def _write_all(descriptor: int, piece: memoryview) -> None:

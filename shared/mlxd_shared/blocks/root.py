@@ -184,11 +184,16 @@ class RootFolder:
             if folder_fd is None:
                 return findings
             findings.about = read_about(folder_fd)
+            own_key = "" if self.key is None else self.key.id.hex()
+            is_foreign = findings.about.key not in ("", own_key)
             folder = BlockFolder(self.path / form, os.dup(folder_fd), os.dup(folder_fd), self.key)
             with contextlib.closing(folder):
                 for entry in list_entries(folder_fd):
                     if until():
                         break
+                    if entry.sealed and (is_foreign or not own_key):
+                        findings.locked += 1
+                        continue
                     try:
                         self._check(folder, entry)
                     except FileNotFoundError:
@@ -196,7 +201,7 @@ class RootFolder:
                     except OSError:
                         findings.unread += 1
                     except BlockRefused as refused:
-                        if refused.fault is Fault.LOCKED:
+                        if refused.fault is Fault.LOCKED and findings.about.key != own_key:
                             findings.locked += 1
                             continue
                         folder.remove(entry)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import random
+import shutil
 from pathlib import Path
 
 import pytest
 from structlog.testing import capture_logs
 
-from mlxd_shared.blocks.block_file import Fault, encode
-from mlxd_shared.blocks.folder import remove_folder
+from mlxd_shared.blocks.about import About, encode_about
+from mlxd_shared.blocks.block_file import Block, Fault, encode
+from mlxd_shared.blocks.folder import remove_clear_folders
+from mlxd_shared.blocks.listing import ABOUT_FILE
 from mlxd_shared.blocks.root import RootFolder
-from mlxd_shared.blocks.sealing import DiskKey
+from mlxd_shared.blocks.sealing import MAGIC, DiskKey
 from tests.shared.blocks.made_blocks import (
     FORM_NAME,
     chain_of,
@@ -50,21 +53,30 @@ def test_blocks_outlive_the_process_that_wrote_them(tmp_path: Path) -> None:
     again.close()
 
 
+def secrets_of(block: Block) -> list[bytes]:
+    """Return what a file in the clear has of a block: its tokens, a tensor's name, contents."""
+    contents = [bytes(tensor.content)[:8] for tensor in block.tensors if tensor.nbytes >= 8]
+    return [block.tokens.hex().encode(), b"standard", *contents]
+
+
 def test_nothing_of_a_prompt_is_in_the_files(tmp_path: Path) -> None:
     """No tokens, no digits of them, no form's name, no tensor's name or bytes."""
     fill(tmp_path / "blocks")
     raw = b"".join(path.read_bytes() for path in files_in(tmp_path / "blocks"))
     names = "".join(path.name for path in files_in(tmp_path / "blocks"))
     clear = open_blocks(tmp_path / "clear")
-    assert clear.write(chain_of(1, 1)[0])
+    assert clear.write(chain_of(1, 6)[0])
     clear.close()
     in_clear_file = files_in(tmp_path / "clear")[0].read_bytes()
     for block, in_clear in zip(CHAIN, chain_of(1, 6), strict=True):
-        secrets = [block.tokens, block.tokens.hex().encode(), b"standard", form_name_of(KEY)]
-        secrets += [bytes(tensor.content)[:8] for tensor in block.tensors if tensor.nbytes >= 8]
-        assert not [secret for secret in secrets if secret in raw]
+        assert not [secret for secret in secrets_of(block) if secret in raw]
+        assert form_name_of(KEY).hex().encode() not in raw
         assert in_clear.id.name.hex() not in names
-    assert CHAIN[0].tokens.hex().encode() in in_clear_file, "the search finds them where they are"
+    first = secrets_of(CHAIN[0])
+    assert [secret for secret in first if secret in in_clear_file] == first, (
+        "it finds what is there"
+    )
+    assert form_name_of(None).hex().encode() in in_clear_file
 
 
 @pytest.mark.parametrize("seed", range(examples(10, few=3)))
@@ -196,13 +208,80 @@ def test_a_survey_says_what_is_encrypted(tmp_path: Path) -> None:
     root.close()
 
 
+@pytest.mark.parametrize("damage", [b"", b"no block at all" * 9], ids=["empty head", "foreign"])
+def test_a_check_leaves_what_another_key_has_encrypted(tmp_path: Path, damage: bytes) -> None:
+    """Its folder names its key: nothing in it can be judged, whatever a file begins with."""
+    form = fill(tmp_path / "blocks", 2)
+    describe(tmp_path / "blocks" / form, About(key=KEY.id.hex()))
+    path = files_in(tmp_path / "blocks")[0]
+    path.write_bytes(damage or b"short")
+    root = RootFolder(tmp_path / "blocks", OTHER)
+    findings = root.verify(form)
+    root.close()
+    assert (findings.refused, findings.locked) == ({}, 2)
+    assert len(files_in(tmp_path / "blocks")) == 2
+
+
+def test_a_check_removes_a_file_that_names_another_key_in_our_folder(tmp_path: Path) -> None:
+    """A bit that was flipped in a head, where the folder says that the key is ours."""
+    form = fill(tmp_path / "blocks", 2)
+    describe(tmp_path / "blocks" / form, About(key=KEY.id.hex()))
+    path = files_in(tmp_path / "blocks")[0]
+    raw = bytearray(path.read_bytes())
+    raw[len(MAGIC)] ^= 1
+    path.write_bytes(raw)
+    root = RootFolder(tmp_path / "blocks", KEY)
+    findings = root.verify(form)
+    root.close()
+    assert (findings.sound, findings.refused, findings.locked) == (1, {Fault.LOCKED: 1}, 0)
+    assert len(files_in(tmp_path / "blocks")) == 1
+
+
 def test_a_folder_goes_unless_it_is_in_use(tmp_path: Path) -> None:
     """Of the form that is named; one that a process has stays, and none is no fault."""
-    held = open_blocks(tmp_path / "blocks")
+    folder = tmp_path / "blocks"
+    held = open_blocks(folder)
     assert held.write(chain_of(1, 1)[0])
-    assert not remove_folder(tmp_path / "blocks", FORM_NAME)
-    assert len(files_in(tmp_path / "blocks")) == 1
+    assert remove_clear_folders(folder, FORM_NAME, digest="d") == 0
+    assert len(files_in(folder)) == 1
     held.close()
-    assert remove_folder(tmp_path / "blocks", FORM_NAME)
-    assert not remove_folder(tmp_path / "blocks", FORM_NAME)
-    assert list((tmp_path / "blocks").glob("v*")) == []
+    assert remove_clear_folders(folder, FORM_NAME, digest="d") == 1
+    assert remove_clear_folders(folder, FORM_NAME, digest="d") == 0
+    assert list(folder.glob("v*")) == []
+
+
+def test_a_model_s_folders_in_the_clear_go_whatever_their_form(tmp_path: Path) -> None:
+    """Another context or form of weights is the same prompts. Other models' stay, and what is
+    encrypted.
+    """
+    folder = tmp_path / "blocks"
+    clear = folder / fill(folder, 2, key=None)
+    for digits, about in (
+        ("1" * 32, About(digest="d")),
+        ("2" * 32, About(digest="e")),
+        ("3" * 32, About(digest="d", key=OTHER.id.hex())),
+    ):
+        copy = clear.with_name(clear.name[:-32] + digits)
+        shutil.copytree(clear, copy)
+        describe(copy, about)
+    assert remove_clear_folders(folder, FORM_NAME, digest="d") == 4
+    assert sorted(path.name[-32:] for path in folder.glob("v*")) == ["2" * 32, "3" * 32]
+
+
+def test_one_file_that_stays_keeps_no_other(tmp_path: Path) -> None:
+    """What can go of a folder goes and is counted; the rest is said."""
+    folder = tmp_path / "blocks"
+    stays = folder / fill(folder, 3, key=None) / "a folder"
+    stays.mkdir()
+    with capture_logs() as logs:
+        assert remove_clear_folders(folder, FORM_NAME, digest="d") == 3
+    assert [(log["event"], log["left"]) for log in logs] == [("cannot remove files", 1)]
+    assert files_in(folder) == []
+    stays.rmdir()
+    remove_clear_folders(folder, FORM_NAME, digest="d")
+    assert list(folder.glob("v*")) == []
+
+
+def describe(folder: Path, about: About) -> None:
+    """Have a form's folder say whose it is."""
+    (folder / ABOUT_FILE).write_bytes(encode_about(about))

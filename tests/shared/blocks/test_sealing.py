@@ -110,7 +110,7 @@ def test_a_key_tells_nothing_of_itself() -> None:
     assert KEY.id == DiskKey(secret).id != OTHER.id
     raw = seal_bytes(b"x" * 300)
     for known in (KEY.id, KEY.name_key, raw):
-        assert not any(secret[at : at + 4] in known for at in range(28))
+        assert not any(secret[at : at + 4] in known for at in range(29))
     assert raw.startswith(MAGIC)
     assert len(raw) == HEAD_NBYTES + 300 + TAG_NBYTES
 

@@ -3,15 +3,18 @@
 Invariants:
 - Engine thread, like everything that makes a model resident.
 - If the folder cannot be used the model is served without it, and one line is logged.
-- With a key, what the same model has left there in the clear goes: whoever sets one wants none.
+- With a key, what the same model has left there in the clear goes, in whatever form: whoever sets
+  one wants none.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from mlxd_shared.blocks.about import TEXT_CHARS_MAX, About
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX
 from mlxd_shared.blocks.chain import BLOCK_TOKENS, Form, name_of_form
-from mlxd_shared.blocks.folder import LOCK_WAIT_S, FolderRefused, open_folder, remove_folder
+from mlxd_shared.blocks.folder import LOCK_WAIT_S, FolderRefused, open_folder, remove_clear_folders
 from mlxd_shared.blocks.store import BlockStore
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops.logs import get_logger
@@ -71,8 +74,8 @@ def open_blocks(
     except FolderRefused as refused:
         _log.warning("prefixes are not kept on disk", reason=str(refused))
         return None
-    if key is not None and remove_folder(folder.path, name_of_form(form)):
-        _log.warning("removed blocks in the clear", model=name, folder=str(folder.path))
+    if key is not None:
+        _remove_clear(folder.path, form, model=name)
     _log.info(
         "prefixes on disk",
         files=len(store),
@@ -93,3 +96,10 @@ def open_blocks(
         )
     )
     return PrefixDisk(BlockTier(store), shapes)
+
+
+def _remove_clear(root: Path, form: Form, *, model: str) -> None:
+    """Remove what a model has left in the clear, in this form or another, and say so."""
+    gone = remove_clear_folders(root, name_of_form(form), digest=form.model_digest)
+    if gone:
+        _log.warning("removed blocks in the clear", model=model, count=gone, folder=str(root))
