@@ -27,7 +27,7 @@ from mlxd_shared.blocks.block_file import Block, Part, Tensor, encode
 from mlxd_shared.blocks.folder import open_folder
 from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.blocks.store import BlockStore
-from mlxd_worker.__main__ import SWITCH_INTERVAL_S
+from mlxd_worker.process.interpreter import SWITCH_INTERVAL_S
 from tests.bench.report import json_line, machine
 from tests.support.disk_keys import secret_of
 

@@ -21,10 +21,11 @@ from typing import Any
 
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec, Sampling
-from mlxd_worker.distributed.group import join_group, make_group
+from mlxd_worker.distributed.group import Group, join_group, make_group
 from mlxd_worker.engine.request import Event, Failed, Finished, StreamId, Submit, Tokens
 from mlxd_worker.machine.backend import prepare_backend
 from mlxd_worker.thread.facts import LoadJob
+from tests.worker.distributed.leading import pid_of
 
 PROMPT = 8192
 TIE = 0.15
@@ -92,6 +93,9 @@ def stream(number: int, prompt: int, tokens: int, sink: Heard, *, ties: bool = F
 def open_host(ranks: int, folder: Path) -> tuple[Any, float]:
     """Return a host with the model, and what loading took."""
     kind = prepare_backend().kind
+    group = make_group(ranks, kind) if ranks > 1 else None
+    if group is not None:
+        os.environ.update(group.environment(0))
     from tests.bench.ranks_weights import read_random  # noqa: PLC0415 - after the BLAS
 
     read_random()
@@ -99,8 +103,8 @@ def open_host(ranks: int, folder: Path) -> tuple[Any, float]:
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415
 
     host: ModelHost
-    if ranks > 1:
-        host = LeaderHost(kind, ranks=ranks, module="tests.bench.ranks_follower")
+    if group is not None:
+        host = LeaderHost(kind, group=group, module="tests.bench.ranks_follower")
     else:
         host = ModelHost(device=kind)
     began_s = time.monotonic()
@@ -182,7 +186,7 @@ def time_speed(ranks: int, folder: Path, tokens: int) -> None:
     for _ in range(20):
         host.step()
     tell(part="kill", at_s=time.time())
-    os.kill(max(host.followers.items())[1], signal.SIGKILL)
+    os.kill(pid_of(ranks - 1), signal.SIGKILL)
     run_to_end(host)
 
 
@@ -196,11 +200,12 @@ def _device_memory() -> list[str]:
         return []
 
 
-def child(*arguments: object, environ: dict[str, str] | None = None) -> subprocess.Popen[str]:
-    """Start a part."""
+def child(*arguments: object, group: Group | None = None, rank: int = 0) -> subprocess.Popen[str]:
+    """Start a part; as a rank of `group`, if one is given."""
     command = [sys.executable, "-m", "tests.bench.ranks", *map(str, arguments)]
-    environ = {**os.environ, **(environ or {})}
-    return subprocess.Popen(command, env=environ, stdout=subprocess.PIPE, text=True)
+    environ = {**os.environ, **(group.environment(rank) if group else {})}
+    fds = group.descriptors if group else ()
+    return subprocess.Popen(command, env=environ, pass_fds=fds, stdout=subprocess.PIPE, text=True)
 
 
 def listen(process: subprocess.Popen[str]) -> list[dict[str, Any]]:
@@ -258,7 +263,7 @@ def _run_parts(options: argparse.Namespace, kind: DeviceKind, small: Path, large
     ranks, shared = options.ranks, ["--large", options.large, "--tokens", options.tokens]
     group = make_group(ranks, kind)
     sums = [
-        child("--part", "sum", "--rank", r, "--ranks", ranks, *shared, environ=group.environment(r))
+        child("--part", "sum", "--rank", r, "--ranks", ranks, *shared, group=group, rank=r)
         for r in range(ranks)
     ]
     for process in sums:

@@ -12,10 +12,13 @@ from typing import TYPE_CHECKING
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
 from mlxd_shared.ops import logs
-from mlxd_worker.app import ExitCode, serve, write_ready
+from mlxd_worker.app import serve, write_ready
+from mlxd_worker.distributed.group import make_group
 from mlxd_worker.machine.backend import Backend, prepare_backend
 from mlxd_worker.machine.blas import THREADS_VARIABLE
 from mlxd_worker.machine.cores import available_cores
+from mlxd_worker.process.exit_code import ExitCode
+from mlxd_worker.process.interpreter import SWITCH_INTERVAL_S
 from mlxd_worker.process.options import Options, parse_options
 from mlxd_worker.thread.engine_thread import MakeHost
 
@@ -23,9 +26,6 @@ if TYPE_CHECKING:
     from mlxd_worker.thread.host import ModelHost
 
 TOKENIZERS_VARIABLE = "TOKENIZERS_PARALLELISM"
-SWITCH_INTERVAL_S = 0.0005
-"""How long the event loop may keep the interpreter while the engine's thread wants it. By default
-it is 5 ms, a tenth of a step, in which nothing computes (decision 0022)."""
 
 _log = logs.get_logger("worker")
 
@@ -47,7 +47,7 @@ def run(options: Options, *, make_host: MakeHost | None = None) -> ExitCode:
     try:
         backend = _prepare(options)
         if options.ranks > 1 and make_host is None:
-            make_host = _leader(options.ranks)
+            make_host = _leader(options, backend.kind)
         gc.freeze()  # what was imported stays: a full collection would keep the engine waiting
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
             return runner.run(serve(options, backend, make_host=make_host))
@@ -69,13 +69,22 @@ def _prepare(options: Options) -> Backend:
     return prepare_backend()
 
 
-def _leader(ranks: int) -> MakeHost:
-    """Return what makes the host of several ranks, on the engine thread, where MLX may be."""
+def _leader(options: Options, kind: DeviceKind) -> MakeHost:
+    """Return what makes the host of several ranks, on the engine thread, where MLX may be.
+
+    This process's environment says from now on that it is the first of them.
+
+    Raises:
+        BackendProblem: there are no such ranks here.
+    """
+    group = make_group(options.ranks, kind)
+    os.environ.update(group.environment(0))
+    arguments = ("--log-level", options.log_level, "--log-format", options.log_format)
 
     def make(device: DeviceKind) -> ModelHost:
         from mlxd_worker.distributed.leader import LeaderHost  # noqa: PLC0415 - imports MLX
 
-        return LeaderHost(device, ranks=ranks)
+        return LeaderHost(device, group=group, arguments=arguments)
 
     return make
 

@@ -17,7 +17,6 @@ import os
 import signal
 import tempfile
 from dataclasses import dataclass, replace
-from enum import IntEnum
 
 import grpc
 
@@ -34,6 +33,7 @@ from mlxd_shared.serving.server import Health, announce, listen, stop
 from mlxd_shared.wire.proof import Proof
 from mlxd_worker.front.worker import Identity, Worker
 from mlxd_worker.machine.backend import Backend
+from mlxd_worker.process.exit_code import ExitCode
 from mlxd_worker.process.lifeline import Lifeline
 from mlxd_worker.process.options import Options
 from mlxd_worker.servicers.service import SERVICES, add_services, new_server
@@ -45,16 +45,6 @@ FLUSH_GRACE_S = 1.0
 """What answers that are on their way get at the very end."""
 
 _log = get_logger("worker")
-
-
-class ExitCode(IntEnum):
-    """What the process's exit says."""
-
-    OK = 0
-    BAD_OPTIONS = 2  # argparse's own
-    CANNOT_START = 3
-    LOAD_FAILED = 4
-    ENGINE_FAILED = 70
 
 
 def write_ready(fd: int | None, line: dict[str, object]) -> None:

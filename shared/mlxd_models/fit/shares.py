@@ -15,7 +15,6 @@ from mlxd_models.describe import Description
 from mlxd_models.families.common.decoder import ATTENTION, DOWN, GATED, SINKS, DecoderConfig
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
 from mlxd_shared.domain.requests import LoadSpec
 
@@ -36,8 +35,6 @@ def check_divides(described: Description, spec: LoadSpec, ranks: int) -> None:
         InvalidModel: names the key of config.json, or the kind of layer.
         InvalidRequest: names the option.
     """
-    if not 1 <= ranks <= config.RANKS_MAX:
-        raise InvalidRequest.of("ranks", f"{ranks} is outside [1, {config.RANKS_MAX}]")
     its = described.config
     if described.family.builder != DIVIDED_BUILDER or not isinstance(its, DecoderConfig):
         raise _refusal(described, ranks, "its layers are of a kind that is not", "architectures")

@@ -20,6 +20,7 @@ from mlxd_shared.domain.requests import LoadSpec, Sampling
 from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, StreamId, Submit, Tokens
 from mlxd_worker.machine.backend import prepare_backend
 from mlxd_worker.thread.facts import LoadJob
+from tests.worker.distributed.leading import lead, pid_of
 
 STREAMS = 24
 TEXT = "the cat dog ran to a big tree and saw little bird who said hello she was happy"
@@ -80,11 +81,9 @@ def main() -> None:
     seed = int(sys.argv[4]) if len(sys.argv) > 4 else 7
     hit_at, number = map(int, sys.argv[5:7]) if len(sys.argv) > 5 else (-1, 0)
     prepare_backend()
-    from mlxd_worker.distributed.leader import LeaderHost  # noqa: PLC0415 - after the BLAS
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS
 
-    kind = DeviceKind.CPU
-    host = ModelHost(device=kind) if ranks == 1 else LeaderHost(kind, ranks=ranks)
+    host = ModelHost(device=DeviceKind.CPU) if ranks == 1 else lead(ranks)
     host.load(LoadJob(model, "demo", "d" * 64, LoadSpec(rows_max=8)), lambda _: None)
     sinks: dict[int, Heard] = {}
     coming, steps = make_requests(model, seed, sinks), 0
@@ -96,10 +95,8 @@ def main() -> None:
         if steps == 200:
             host.shrink(0)
         if steps == hit_at:
-            assert isinstance(host, LeaderHost)
-            sys.stdout.write("hit\n")
-            sys.stdout.flush()
-            os.kill(max(host.followers.items())[1], number)
+            print("hit", flush=True)  # noqa: T201 - for the test
+            os.kill(pid_of(ranks - 1), number)
         if host.busy:
             host.step()
         steps += 1

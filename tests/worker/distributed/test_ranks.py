@@ -6,18 +6,16 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mlxd_shared
-from mlxd_worker.distributed.leader import GROUP_FAILED
+from mlxd_worker.process.exit_code import ExitCode
 from tests.worker.fresh_process import environment
 
 DEMO = Path(mlxd_shared.__file__).parent / "demo_model"
-ENDS_S = 10.0
 RUN_S = 240.0
 
 
@@ -60,15 +58,10 @@ def test_a_rank_has_less_than_all(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_follower_ends_the_group(tmp_path: Path, number: signal.Signals) -> None:
-    """Where a follower dies or stands still, its leader ends by itself within ten seconds."""
+    """Where a follower dies or stands still, its leader ends by itself, before it is done."""
     process = start(2, tmp_path / "out", "7", "40", str(int(number)))
     assert process.stdout is not None
-    lost_s = None
-    for line in process.stdout:
-        if line == "hit\n":
-            lost_s = time.monotonic()
+    assert "hit\n" in iter(process.stdout.readline, "")
     _, errors = process.communicate(timeout=RUN_S)
-    assert process.returncode == GROUP_FAILED, errors
-    assert lost_s is not None
-    assert time.monotonic() - lost_s < ENDS_S + 1
+    assert process.returncode == ExitCode.ENGINE_FAILED, errors
     assert not (tmp_path / "out").exists()

@@ -51,18 +51,22 @@ def test_packed_weights_are_refused() -> None:
 
 
 @pytest.mark.parametrize("ranks", [0, config.RANKS_MAX + 1])
-def test_ranks_are_bounded(ranks: int) -> None:
-    """Both the model's check and the command line know the limit."""
-    with pytest.raises(InvalidRequest, match=str(config.RANKS_MAX)):
-        check_divides(DEMO, LoadSpec(), ranks)
+def test_ranks_are_bounded(ranks: int, capsys: pytest.CaptureFixture[str]) -> None:
+    """The command line knows the limit."""
     with pytest.raises(SystemExit):
         parse_options(["--ranks", str(ranks)])
+    assert f"{ranks} is outside 1 to {config.RANKS_MAX}" in capsys.readouterr().err
 
 
-def test_ranks_keep_no_blocks_on_disk(tmp_path: Path) -> None:
-    """The option that ranks cannot honour is refused beside them."""
+@pytest.mark.parametrize("option", ["--prefix-disk", "--findings"])
+def test_what_ranks_cannot_honour_is_refused_beside_them(
+    option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Blocks on disk are one rank's alone; so would be the paths that findings switch off."""
+    parse_options([option, str(tmp_path)])
     with pytest.raises(SystemExit):
-        parse_options(["--ranks", "2", "--prefix-disk", str(tmp_path)])
+        parse_options(["--ranks", "2", option, str(tmp_path)])
+    assert f"argument {option}: not with --ranks" in capsys.readouterr().err
 
 
 def test_a_rank_is_planned_with_its_part() -> None:

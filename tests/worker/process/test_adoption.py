@@ -14,7 +14,7 @@ import pytest
 from mlxd.v1 import worker_pb2
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, ShuttingDown
 from mlxd_shared.ops.known_process import ProcessMark, mark_of
-from mlxd_worker.app import ExitCode
+from mlxd_worker.process.exit_code import ExitCode
 from tests.support.calls import endless, error_of, greedy, ids
 from tests.support.tiny_model import write_tiny_model
 from tests.support.worker_process import STOP_S_MAX, WorkerProcess, running_worker

@@ -8,7 +8,7 @@ import psutil
 import pytest
 
 from mlxd_shared.blocks.chain import BLOCK_TOKENS
-from mlxd_worker.app import ExitCode
+from mlxd_worker.process.exit_code import ExitCode
 from tests.shared.blocks.made_blocks import files_in
 from tests.support.disk_keys import secret_of, write_key
 from tests.support.kept_on_disk import SLOW

@@ -23,7 +23,8 @@ from mlxd_shared.domain.errors import (
     ShuttingDown,
 )
 from mlxd_shared.security.net import parse_address
-from mlxd_worker.app import ExitCode, write_ready
+from mlxd_worker.app import write_ready
+from mlxd_worker.process.exit_code import ExitCode
 from tests.support.calls import endless, error_of, greedy, health, ids
 from tests.support.faulty_worker import FAULT, STREAMS_VARIABLE
 from tests.support.tiny_model import write_tiny_model

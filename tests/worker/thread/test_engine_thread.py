@@ -12,7 +12,9 @@ import pytest
 import pytest_asyncio
 
 from mlxd_shared import config
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import (
+    BackendProblem,
     InternalError,
     InvalidModel,
     LoadAbandoned,
@@ -118,6 +120,29 @@ async def test_figures_tell_of_every_command_that_was_answered(folder: Path) -> 
     finally:
         _Tardy.gate.set()
         await engine.stop()
+
+
+@pytest.mark.asyncio
+async def test_why_there_is_no_host_reaches_who_waits_for_it() -> None:
+    """An error that mlxd expects is no bug of the engine's: it arrives as itself."""
+
+    def refuse(_: DeviceKind) -> ModelHost:
+        raise BackendProblem("no ranks here")
+
+    failed = asyncio.Event()
+    engine = EngineThread(
+        device=kind(),
+        loop=asyncio.get_running_loop(),
+        on_fault=failed.set,
+        make_host=refuse,
+    )
+    ready = asyncio.ensure_future(engine.ready())
+    await asyncio.sleep(0)  # it asks before the thread begins
+    engine.start()
+    with pytest.raises(BackendProblem, match="no ranks here"):
+        await ready
+    await failed.wait()
+    await engine.stop()
 
 
 class _Stepping(ModelHost):

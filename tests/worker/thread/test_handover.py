@@ -13,8 +13,8 @@ import pytest
 
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.ops.backends import choose_backend, installed_versions
-from mlxd_worker.__main__ import SWITCH_INTERVAL_S
 from mlxd_worker.engine.request import Tokens
+from mlxd_worker.process.interpreter import SWITCH_INTERVAL_S
 from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.host import ModelHost
 from mlxd_worker.thread.outbox import CROWD_STREAMS, StreamReader

@@ -9,6 +9,8 @@ Invariants:
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import os
 import queue
 import threading
@@ -18,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ShuttingDown
+from mlxd_shared.ops.heap import keep_heap_trimmed
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.distributed.checks import mark_of
 from mlxd_worker.distributed.frames import (
@@ -32,11 +35,10 @@ from mlxd_worker.distributed.frames import (
 )
 from mlxd_worker.distributed.group import join_group
 from mlxd_worker.engine.request import Cancel, StreamId
+from mlxd_worker.process.exit_code import ExitCode
 
 if TYPE_CHECKING:  # MLX comes after its environment
     from mlxd_worker.thread.host import ModelHost
-
-RANK_FAILED: Final = 70
 
 _log = get_logger("ranks")
 
@@ -52,7 +54,7 @@ class Calls:
         """Listen on a thread of its own, which ends the process when the leader is gone."""
         self._wire = wire
         self._frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
-        self._never = threading.Event()
+        self._over = threading.Event()
         threading.Thread(target=self._listen, name="leader", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
@@ -88,29 +90,37 @@ class Calls:
             while True:
                 self._frames.put(self._wire.receive())
         except WireBroken as error:
+            self._over.set()
             _end(f"the leader: {error}")
 
     def _beat(self) -> None:
-        while not self._never.wait(config.RANK_BEAT_S):
-            try:
+        try:
+            while not self._over.wait(config.RANK_BEAT_S):
                 self._wire.send(FrameKind.BEAT)
-            except WireBroken as error:
-                _end(f"the leader: {error}")
+        except WireBroken as error:
+            _end(f"the leader: {error}")
 
 
 def follow(wire: Wire, *, rank: int, ranks: int, device: DeviceKind) -> NoReturn:
     """Meet the other ranks and follow until the process ends; imports MLX."""
     calls = Calls(wire)
     try:
-        share = join_group(rank, ranks, device)
         from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - MLX, after its environment
 
+        gc.freeze()  # what was imported stays: a full collection would keep all ranks waiting
+        calls.answer(FrameKind.JOINING)
+        share = join_group(rank, ranks, device)
         host = ModelHost(device=device, share=share, readings=calls)
+        threading.Thread(target=_trim, args=(host,), name="heap", daemon=True).start()
         while True:
             _perform(host, calls)
     except BaseException as error:  # noqa: BLE001 - whatever it is, the group ends
         _log.critical("a rank failed", rank=rank, exc_info=error)
         _end(repr(error))
+
+
+def _trim(host: ModelHost) -> None:
+    asyncio.run(keep_heap_trimmed(idle=lambda: not host.busy))
 
 
 def _perform(host: ModelHost, calls: Calls) -> None:
@@ -152,4 +162,4 @@ _CALLS: Final[Mapping[FrameKind, Callable[[ModelHost, Frame], object]]] = {
 
 def _end(reason: str) -> NoReturn:
     _log.info("a rank ends", reason=reason)
-    os._exit(RANK_FAILED)
+    os._exit(ExitCode.ENGINE_FAILED)

@@ -35,7 +35,7 @@ _WHOLE: Final = struct.Struct(">q")
 
 
 class FrameKind(IntEnum):
-    """What a frame says; from the leader but for the last three."""
+    """What a frame says; from the leader but for the last four."""
 
     LOAD = 1
     SUBMIT = 2
@@ -51,6 +51,7 @@ class FrameKind(IntEnum):
     BEAT = 12
     LOADED = 13
     REFUSED = 14
+    JOINING = 15
 
 
 class WireBroken(Exception):
@@ -75,7 +76,6 @@ class Wire:
         self._connection = connection
         self._reading = connection.makefile("rb")
         self._sending = threading.Lock()
-        self.sent_nbytes = 0
 
     def send(self, kind: FrameKind, body: bytes = b"") -> None:
         """Send one frame.
@@ -91,7 +91,6 @@ class Wire:
                 self._connection.sendall(_HEAD.pack(kind, len(body)) + body)
         except OSError as error:
             raise WireBroken(f"{kind.name}: {error}") from error
-        self.sent_nbytes += _HEAD.size + len(body)
 
     def receive(self) -> Frame:
         """Return the next frame; raises WireBroken if there will be none."""

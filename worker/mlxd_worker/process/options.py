@@ -64,6 +64,8 @@ def parse_options(arguments: Sequence[str] | None = None) -> Options:
             parser.error(f"argument --prefix-disk-{option}: needs --prefix-disk")
     if options["ranks"] > 1 and disk is not None:
         parser.error("argument --prefix-disk: not with --ranks: each rank has its own part")
+    if options["ranks"] > 1 and options["findings"] is not None:
+        parser.error("argument --findings: not with --ranks: all of them take the same paths")
     kv_format = take("kv_format")
     spec = LoadSpec(
         context_length=take("context_length"),
@@ -129,20 +131,20 @@ def _parser() -> argparse.ArgumentParser:
     waiting_text = f"streams that may wait; default: {config.WAITING_STREAMS_MAX}"
     add(
         "--waiting-max",
-        type=_up_to(config.WAITING_STREAMS_LIMIT),
+        type=_between(0, config.WAITING_STREAMS_LIMIT),
         default=config.WAITING_STREAMS_MAX,
         metavar="N",
         help=waiting_text,
     )
     add(
         "--replay-steps",
-        type=_up_to(config.CONTEXT_LENGTH_LIMIT),
+        type=_between(0, config.CONTEXT_LENGTH_LIMIT),
         default=0,
         metavar="TOKENS",
         help="resume streams of up to this many tokens by decoding them again; default: 0, none",
     )
     ranks_text = "processes that share the model, a device each; default: 1"
-    add("--ranks", type=_rank_count, default=1, metavar="N", help=ranks_text)
+    add("--ranks", type=_between(1, config.RANKS_MAX), default=1, metavar="N", help=ranks_text)
     add("--threads", type=_count, metavar="N", help="threads of the math library")
     findings_text = "doctor.json: leave out the fast paths that fail or are slower here by it"
     add("--findings", type=Path, metavar="FILE", help=findings_text)
@@ -212,30 +214,17 @@ def _size_or_held(text: str) -> int | str:
     return HELD if text == HELD else _size(text)
 
 
-def _up_to(limit: int) -> Callable[[str], int]:
-    """Return what reads a whole number from 0 to `limit`."""
+def _between(least: int, most: int) -> Callable[[str], int]:
+    """Return what reads a whole number from `least` to `most`."""
 
     def whole(text: str) -> int:
         value = int(text)
-        if not 0 <= value <= limit:
-            message = f"{text} is outside 0 to {limit}"
+        if not least <= value <= most:
+            message = f"{text} is outside {least} to {most}"
             raise argparse.ArgumentTypeError(message)
         return value
 
     return whole
 
 
-def _rank_count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value <= config.RANKS_MAX:
-        message = f"{text} is outside 1 to {config.RANKS_MAX}"
-        raise argparse.ArgumentTypeError(message)
-    return value
-
-
-def _count(text: str) -> int:
-    value = int(text)
-    if not 1 <= value < 1 << 31:
-        message = f"{text} is not a count"
-        raise argparse.ArgumentTypeError(message)
-    return value
+_count = _between(1, (1 << 31) - 1)

@@ -115,7 +115,12 @@ class EngineThread:
         self._thread.start()
 
     async def ready(self) -> None:
-        """Wait until the thread has imported MLX; raise InternalError if that failed."""
+        """Wait until the thread has imported MLX and made its host.
+
+        Raises:
+            MlxdError: the host could not be made, for that reason.
+            InternalError: that failed otherwise.
+        """
         await self._call(lambda _: None)
 
     async def device_name(self) -> str:
@@ -244,8 +249,11 @@ class EngineThread:
         except BaseException as error:  # noqa: BLE001 - reported once
             error_id = uuid.uuid4().hex[:12]
             _log.critical("the engine failed", error_id=error_id, exc_info=error)
+            reason: MlxdError = InternalError(error_id)
+            if host is None and isinstance(error, MlxdError):
+                reason = error  # why there is no host here, for whoever waits for one
             try:
-                self._end(host, InternalError(error_id))
+                self._end(host, reason)
             finally:
                 self._loop.call_soon_threadsafe(self._on_fault)
         else:

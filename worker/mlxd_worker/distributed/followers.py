@@ -1,0 +1,151 @@
+"""The processes that follow: started, listened to, and ended together with their leader.
+
+Invariants:
+- The group is the unit of failure: a follower that ends, falls silent or stands still ends this
+  process at once, and all others first. Nothing is tried again.
+- All say that they are about to join before anyone does: MLX holds the interpreter while it joins,
+  and nothing but a timer outside the interpreter (`group.join_group`) ends a join then.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import NoReturn
+
+from mlxd_shared import config
+from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.distributed.frames import FrameKind, Wire, WireBroken
+from mlxd_worker.distributed.group import Group
+from mlxd_worker.distributed.patience import LOOK_S, Patience
+from mlxd_worker.process.exit_code import ExitCode
+
+_log = get_logger("ranks")
+
+
+class Followers:
+    """The other ranks' processes and the wires to them; a thread each listens to them."""
+
+    def __init__(self, group: Group, module: str, arguments: Sequence[str]) -> None:
+        """Start them as `python -m module`; they end when this process does, however it does.
+
+        arguments: further ones of their command line.
+        """
+        self.ranks = group.ranks
+        on_cpu = group.kind is DeviceKind.CPU
+        self._step_s = config.RANK_STEP_CPU_S if on_cpu else config.RANK_STEP_S
+        self._outcomes: queue.SimpleQueue[bool] = queue.SimpleQueue()
+        self._refused = False
+        self._joining: queue.SimpleQueue[int] = queue.SimpleQueue()
+        self._given_up = threading.Event()
+        self._wires: dict[int, Wire] = {}
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._patience = Patience(time.monotonic())
+        self._patience.begin(config.RANK_JOIN_S)
+        for rank in range(1, group.ranks):
+            own, theirs = socket.socketpair()
+            with theirs:
+                command = [sys.executable, "-m", module, "--fd", str(theirs.fileno())]
+                command += ["--rank", str(rank), "--ranks", str(group.ranks), *arguments]
+                process = subprocess.Popen(
+                    command,
+                    env={**os.environ, **group.environment(rank)},
+                    pass_fds=[theirs.fileno(), *group.descriptors],
+                    stdin=subprocess.DEVNULL,
+                )
+            self._processes.append(process)
+            self._wires[rank] = Wire(own)
+            self._start(self._listen, rank, process)
+        self._start(self._watch)
+
+    def gather(self) -> None:
+        """Wait until all are about to join; ends the process where one does not come to that."""
+        for _ in self._wires:
+            self._joining.get()
+        self._patience.end()
+
+    def meet(self) -> None:
+        """Know that all have joined: from now on each has to be heard."""
+        self._patience.meet(self._wires)
+        _log.info("ranks have met", ranks=self.ranks, followers=[p.pid for p in self._processes])
+
+    def send(self, kind: FrameKind, body: bytes = b"") -> None:
+        """Send a frame to all; ends the process where that fails."""
+        for rank, wire in self._wires.items():
+            try:
+                wire.send(kind, body)
+            except WireBroken as error:
+                self.fail(f"rank {rank}: {error}")
+
+    def begin(self) -> None:
+        """Know that a call has begun, which takes no longer than a step may."""
+        self._patience.begin(self._step_s)
+
+    def begin_load(self) -> None:
+        """Know that a load has begun: each of its steps has a limit."""
+        self._refused = False
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Know that the load has come to its next step."""
+        if not self._refused:  # this rank may wait for the one that did, in the middle of its load
+            self._patience.begin(config.RANK_LOAD_STEP_S)
+
+    def end(self) -> None:
+        """Know that the call, or the load, is over."""
+        self._patience.end()
+
+    def agree(self, *, loaded: bool) -> None:
+        """Wait until all have loaded, or refused, as this rank has; end the process elsewise."""
+        self.begin()
+        for _ in self._wires:
+            if self._outcomes.get() != loaded:
+                self.fail("some ranks loaded and some did not")
+
+    def give_up(self) -> None:
+        """End the followers alone: whoever wanted them will say why."""
+        self._given_up.set()
+        for process in self._processes:
+            process.kill()
+
+    def fail(self, reason: str) -> NoReturn:
+        """End all ranks at once: kernels may wait for those that are gone, for ever.
+
+        One that is stopped would not see that its leader has ended.
+        """
+        _log.critical("the ranks end", reason=reason)
+        self.give_up()
+        os._exit(ExitCode.ENGINE_FAILED)
+
+    def _start(self, act: Callable[..., None], *arguments: object) -> None:
+        threading.Thread(target=act, args=arguments, name="ranks", daemon=True).start()
+
+    def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+        try:
+            while True:
+                kind = self._wires[rank].receive().kind
+                self._patience.hear(rank)
+                if kind is FrameKind.JOINING:
+                    self._joining.put(rank)
+                if kind is FrameKind.REFUSED:
+                    self._refused = True
+                    self.begin()
+                if kind in {FrameKind.LOADED, FrameKind.REFUSED}:
+                    self._outcomes.put(kind is FrameKind.LOADED)
+        except WireBroken:
+            if self._given_up.is_set():
+                return
+            code = process.poll()
+            self.fail(f"rank {rank} is gone" + ("" if code is None else f", exit code {code}"))
+
+    def _watch(self) -> None:
+        while not self._given_up.wait(LOOK_S):
+            if problem := self._patience.look(time.monotonic()):
+                self.fail(problem)
