@@ -49,7 +49,7 @@ def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submi
     tokenizer, draw = load_tokenizer(files_of(model)), random.Random(seed)
     requests = []
     for n in range(STREAMS):
-        more = draw.choices(WORDS, k=draw.choice((3, 20, 60, 200)))
+        more = draw.choices(WORDS, k=draw.choice((3, 20, 60, 120)))
         text = "Once upon a time there was a little girl named Lily. " + " ".join(more)
         sampling = Sampling(
             temperature=0.0 if n % 2 == 0 else 0.8,
@@ -65,7 +65,7 @@ def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submi
                 stream=StreamId(n),
                 prompt=tuple(tokenizer.encode(text)),
                 sampling=sampling,
-                max_tokens=draw.choice((20, 60, 120)),
+                max_tokens=draw.choice((10, 30, 60)),
                 submitted_s=0.0,
                 sink=sinks[n],
                 stop=("happy",) if n % 6 == 5 else (),
@@ -90,9 +90,9 @@ def main() -> None:
     while coming or host.busy:
         if coming and (steps % 9 == 0 or not host.busy):
             host.submit(coming.pop(0))
-        if steps == 150:
+        if steps == 60:
             host.cancel(Cancel(StreamId(3)))
-        if steps == 200:
+        if steps == 100:
             host.shrink(0)
         if steps == hit_at:
             print("hit", flush=True)  # noqa: T201 - for the test
