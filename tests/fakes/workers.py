@@ -85,16 +85,13 @@ class FakeLauncher:
         self.devices: list[str] = []
         """Where each is to run."""
         self.failure: Exception | None = None
-        self.next_process: FakeProcess | None = None
-        """What the next launch starts, in place of a process that ends at once."""
         self.gate = asyncio.Event()
         self.gate.set()
         self.given_up = 0
 
     async def launch(self, *, model: str, incarnation: str, device: str = "") -> FakeProcess:
         """Launch, once the gate is open."""
-        process = self.next_process or FakeProcess(1000 + len(self.processes), incarnation)
-        self.next_process = None
+        process = FakeProcess(1000 + len(self.processes), incarnation)
         self.processes.append(process)
         self.devices.append(device)
         try:

@@ -144,7 +144,7 @@ class NodeAgent:
         except OSError as error:  # no file can be opened just now: the last figures stay in force
             _log.warning("memory cannot be measured", reason=error.strerror)
             if self._measured is None:
-                raise _unmeasured(error) from error
+                raise _refusal(error) from error
         output = tuple(_output(living[k], begin) for k, begin in read.items() if k in living)
         return replace(self._measured, output=output)
 
@@ -232,7 +232,7 @@ class NodeAgent:
         await asyncio.gather(*(self._abandon(each) for each in known if each not in but))
 
 
-def _unmeasured(error: OSError) -> MlxdError:
+def _refusal(error: OSError) -> MlxdError:
     doing = "its memory is not measured"
     return machine_short(error, doing) or MachineShort("readable figures", f"{doing}: {error}")
 

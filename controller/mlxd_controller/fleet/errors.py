@@ -55,7 +55,8 @@ def open_answer(answer: Any) -> Any:  # noqa: ANN401 - of whatever method
     if answer.kind == EpochPassed.__name__:
         raise EpochPassed(**values)
     kind = {each.__name__: each for each in _all_of(MlxdError)}.get(answer.kind)
-    if kind is None or {each.name for each in fields(kind)} != values.keys():  # type: ignore[arg-type]
+    known = () if kind is None else fields(kind)  # type: ignore[arg-type]
+    if kind is None or {each.name for each in known} != values.keys():
         raise NodeLost(f"its answer is of another version of mlxd: {answer.kind} {values}")
     raise kind(**values)
 

@@ -16,7 +16,7 @@ from mlxd_controller.settings import FleetPlace, ServeSettings, StorePlaces
 from mlxd_controller.store.shelves import library_of
 from mlxd_shared.domain.errors import InvalidRequest
 from tests.fakes.nodes import FixedMembership, NodeInside
-from tests.fakes.workers import FakeProcess
+from tests.fakes.workers import FakeLauncher, FakeProcess
 from tests.support.fleets import FAKE, HOLDING, LIMIT_S, OPTIONS, follow, nodes_of
 
 
@@ -42,19 +42,33 @@ class Reluctant(FakeProcess):
         return await super().close()
 
 
+class ReluctantLauncher(FakeLauncher):
+    """Starts one worker of that kind: `slow`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.slow = Reluctant(7, "slow")
+
+    async def launch(self, *, model: str, incarnation: str, device: str = "") -> FakeProcess:
+        """Start it where it is asked for."""
+        if incarnation == self.slow.incarnation:
+            return self.slow
+        return await super().launch(model=model, incarnation=incarnation, device=device)
+
+
 @pytest.mark.asyncio
 async def test_a_worker_that_ends_slowly_costs_no_ready_one() -> None:
     """A node is given longer to end what is not adopted than to answer; others report meanwhile."""
     options = replace(OPTIONS, silent_s=1.0)
     async with nodes_of(FAKE, "a", "b") as nodes:
+        nodes.machines["a"].workers = launcher = ReluctantLauncher()
+        slow = launcher.slow
         async with follow(nodes, options=options) as first:
             for name in ("a", "b"):
                 (await first.launch(f"ready-{name}", on=name)).remember(HOLDING)
                 await nodes.handles[name].until(
                     lambda way=nodes.handles[name]: "remember" in way.calls  # type: ignore[misc]
                 )
-            slow = Reluctant(7, "slow")
-            nodes.machines["a"].workers.next_process = slow
             await first.launch("slow")
 
         async def let_end() -> None:
