@@ -13,7 +13,6 @@ from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from mlxd_controller.launcher.attached import AttachedLauncher
 from mlxd_controller.launcher.attached_machines import AttachedMachine, AttachedMachines
@@ -25,14 +24,13 @@ from mlxd_controller.memory.nvidia import Gpu
 from mlxd_controller.prefixes.keeper import Keeper, open_keeper
 from mlxd_controller.runtime.ports import Clock, Holding, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
-from mlxd_controller.settings import FleetPlace, Limits, ServeSettings, StorePlaces
+from mlxd_controller.settings import FleetPlace, Limits, ServeSettings
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
 from mlxd_shared.domain.figures import HostMemory, ModelState, WorkerFigures
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.backends import check_own_worker
-from mlxd_shared.ops.findings import FINDINGS_FILE
 from mlxd_shared.ops.logs import get_logger
 
 FIRST_WORD_S = 2.0
@@ -104,7 +102,7 @@ async def _start(
         orphan_grace_s=settings.orphan_grace_s,
         waiting_max=settings.waiting_max,
         gpu_ids={gpu.name: gpu.id for gpu in gpus},
-        findings=findings_of(settings.stores),
+        findings=settings.stores.findings,
         prefix_disk=None if keeper is None else keeper.budget.folder,
         prefix_disk_key=None if keeper is None else keeper.budget.key_file,
     )
@@ -113,7 +111,7 @@ async def _start(
             run_dir, store, GrpcLink, arguments=launcher.arguments
         ) as survivors:
             probe = make_probe(settings.limits, gpus=with_survivors(gpus, survivors))
-            ports = Ports(launcher, GrpcLink, probe, clock, oom_kills=oom_kills)
+            ports = Ports(launcher, GrpcLink, probe, clock, oom_kills=lambda _: oom_kills())
             yield Crew(ports, settings.max_loaded, keeper=keeper, survivors=survivors)
     finally:
         launcher.close()
@@ -132,11 +130,6 @@ async def _gather(
         gather_fleet(settings, membership, clock, store) as fleet,
     ):
         yield Crew(fleet.ports, settings.max_loaded, survivors=fleet.survivors)
-
-
-def findings_of(stores: StorePlaces) -> Path | None:
-    """Return the file with the findings of `mlxd doctor`; None without mlxd's own directory."""
-    return None if stores.models_dir is None else stores.models_dir / FINDINGS_FILE
 
 
 def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tuple[Gpu, ...]:

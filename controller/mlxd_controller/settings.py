@@ -9,6 +9,7 @@ from pathlib import Path
 
 from mlxd_shared import config
 from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.ops.findings import FINDINGS_FILE
 from mlxd_shared.ops.logs import LogFormat
 from mlxd_shared.security.listeners import NO_FILES, ListenerFiles
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
@@ -24,6 +25,11 @@ class StorePlaces:
     """The cache of Hugging Face's libraries."""
     ollama: Path | None = None
     """Ollama's directory of manifests and blobs."""
+
+    @property
+    def findings(self) -> Path | None:
+        """The file with the findings of `mlxd doctor`; None without mlxd's own directory."""
+        return None if self.models_dir is None else self.models_dir / FINDINGS_FILE
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +70,10 @@ class RouterDoor:
     models: tuple[str, ...] = ()
     networks: tuple[str, ...] = ()
     manifest: Path | None = None
+
+
+FLEET_SCHEME = "ray://"
+"""What stands before the address of a cluster's head."""
 
 
 @dataclass(frozen=True, slots=True)

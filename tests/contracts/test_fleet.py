@@ -79,7 +79,8 @@ async def test_the_end_of_a_worker_is_reported_with_its_code(kind: str) -> None:
 @pytest.mark.parametrize("how", ["cut", "silent"])
 async def test_all_workers_of_a_lost_node_end_at_once(kind: str, how: str) -> None:
     """Cut off or silent: workers, launches and closes end; the device is lost, others go on."""
-    async with nodes_of(kind, "a", "b") as nodes, follow(nodes, silent_s=1.0) as seen:
+    options = replace(OPTIONS, silent_s=1.0)
+    async with nodes_of(kind, "a", "b") as nodes, follow(nodes, options=options) as seen:
         first, other = await seen.launch("i-1"), await seen.launch("i-2", on="b")
         if how == "cut":
             nodes.handles["a"].cut()
@@ -137,7 +138,8 @@ async def test_a_later_controller_takes_over_what_is_ready(kind: str) -> None:
             ready, idle = await first.launch("i-1"), await first.launch("i-2")
             ready.remember(HOLDING)
             await nodes.handles["a"].until(lambda: "remember" in nodes.handles["a"].calls)
-        async with follow(nodes, epoch=2) as second:
+        options = replace(OPTIONS, orphan_grace_s=1e3)  # of the agent, not of its workers
+        async with follow(nodes, epoch=2, options=options) as second:
             ((process, kept),) = second.kept
             assert (process.incarnation, kept.holding) == ("i-1", HOLDING)
             assert process.pid == ready.pid
@@ -170,7 +172,7 @@ async def test_an_earlier_controller_is_refused(kind: str) -> None:
 async def test_a_controller_that_is_gone_leaves_nothing_for_ever(kind: str) -> None:
     """An agent that hears nothing for the grace ends its workers by itself."""
     async with nodes_of(kind, "a") as nodes:
-        options = replace(OPTIONS, orphan_grace_s=1.5, silent_s=0.5)
+        options = replace(OPTIONS, orphan_grace_s=0.0, silent_s=3.0)
         async with follow(nodes, options=options) as seen:
             process = await seen.launch("i-1")
             process.remember(HOLDING)

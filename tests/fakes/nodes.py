@@ -64,6 +64,9 @@ class NodeInside:
             await asyncio.Event().wait()
         if self._cut.done():
             raise NodeLost("cut")
+        bug = calling.exception()
+        if bug is not None:  # the agent lives, but its caller cannot tell
+            raise NodeLost(repr(bug)) from bug
         answer = pickle.loads(pickle.dumps(calling.result()))
         self._answered.set()
         self._answered.clear()

@@ -113,7 +113,7 @@ async def controller_stack(
     stall_timeout_s: float = 60.0,
     silent_max_s: float = config.WORKER_SILENT_MAX_S,
     poll_s: float = config.STATUS_POLL_S,
-    oom_kills: Callable[[], int | None] = lambda: None,
+    oom_kills: Callable[[str], int | None] = lambda _: None,
 ) -> AsyncIterator[Stack]:
     """Run a controller around the body; fails if its runtime did or a process is left."""
     store = store or store_of({"a": 10})

@@ -20,7 +20,7 @@ from mlxd_shared.domain.requests import LoadSpec
 from tests.fakes.nodes import FakeMachine, FixedMembership, NodeInside
 
 FAKE, REAL = "fake", "real"
-OPTIONS = AgentOptions(Limits(), stall_timeout_s=60.0, orphan_grace_s=60.0)
+OPTIONS = AgentOptions(Limits(), stall_timeout_s=60.0, orphan_grace_s=60.0, silent_s=60.0)
 HOLDING = Holding("d" * 64, "m", "/m", LoadSpec(), 1.0)
 LIMIT_S = 60.0
 
@@ -90,12 +90,11 @@ async def follow(
     nodes: Nodes,
     *,
     epoch: int = 1,
-    silent_s: float = 60.0,
     options: AgentOptions = OPTIONS,
 ) -> AsyncIterator[Followed]:
     """Have a controller follow the nodes around the body; then it is gone without a word."""
     membership = FixedMembership(nodes.handles)
-    fleet = Fleet(membership, options, epoch=epoch, silent_s=silent_s)
+    fleet = Fleet(membership, options, epoch=epoch)
     kept = await fleet.muster(start_s=LIMIT_S)
     following = asyncio.create_task(fleet.run())
     try:

@@ -22,7 +22,9 @@ from mlxd_controller.runtime.ports import SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.settings import FleetPlace, Limits, ServeSettings, StorePlaces
 from mlxd_controller.store.shelves import library_of
+from mlxd_shared.domain.errors import NoRoom
 from mlxd_shared.wire.records import duration_to_pb
+from mlxd_shared.wire.status import from_call
 from tests.controller.fleet.test_files import Blind
 from tests.fakes.nodes import FixedMembership
 from tests.support.calls import greedy
@@ -123,7 +125,9 @@ async def test_without_any_node_a_request_is_told_when_to_come_back(model: Path)
                 break
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await asyncio.wait_for(ids_of(served, tokens=4), LIMIT_S)
-        assert caught.value.code() is grpc.StatusCode.RESOURCE_EXHAUSTED
+        error = from_call(caught.value)
+        assert isinstance(error, NoRoom)
+        assert error.retry_after_s > 0
         nodes.handles["a"].mend()
 
 
@@ -131,7 +135,7 @@ async def test_without_any_node_a_request_is_told_when_to_come_back(model: Path)
 async def test_files_that_a_node_lacks_arrive_as_a_part_of_the_load(
     model: Path, tmp_path: Path
 ) -> None:
-    """The worker reads the node's copy, and says the same as from the original."""
+    """The copy lies under the model's digest, and a worker that was given it serves."""
     async with nodes_of(REAL) as nodes:
         nodes.files["a"] = Blind(tmp_path / "copies")
         nodes.add("a")

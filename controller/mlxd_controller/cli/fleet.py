@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from mlxd_controller.cli.outcome import usage_error
-from mlxd_controller.settings import FleetPlace
+from mlxd_controller.settings import FLEET_SCHEME, FleetPlace
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.extras import check_extra
 from mlxd_shared.security.net import parse_address
@@ -17,7 +17,7 @@ from mlxd_shared.security.net import parse_address
 PANEL = "Several machines"
 FLAG = "--fleet"
 AUTO = "auto"
-SCHEME = "ray://"
+UNIX = "unix:"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,14 @@ class Fleet:
             if self.fleet_tls is not None:
                 usage_error(f"--fleet-tls needs {FLAG}")
             return None
+        head = self.fleet.removeprefix(FLEET_SCHEME)
         try:
             check_extra("fleet", "fleet", "ray")
             if self.fleet != AUTO:
-                parse_address(self.fleet.removeprefix(SCHEME))
+                parse_address(head)
         except InvalidRequest as error:
             usage_error(f"{FLAG} {self.fleet}: {error.describe()}")
-        if self.fleet != AUTO and not self.fleet.startswith(SCHEME):
-            usage_error(f"{FLAG} {self.fleet}: write {SCHEME}HOST:PORT, or {AUTO}")
+        if self.fleet != AUTO and (head == self.fleet or head.startswith(UNIX)):
+            usage_error(f"{FLAG} {self.fleet}: write {FLEET_SCHEME}HOST:PORT, or {AUTO}")
         tls = self.fleet_tls
         return FleetPlace(self.fleet, None if tls is None else tls.expanduser().absolute())

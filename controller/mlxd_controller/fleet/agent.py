@@ -23,9 +23,9 @@ from mlxd_controller.fleet.files import NodeFiles
 from mlxd_controller.fleet.machine import Machine, OwnMachine
 from mlxd_controller.memory.device import oom_kills, resident_bytes
 from mlxd_controller.runtime.ports import DeviceProbe, Holding, Launcher, WorkerProcess
-from mlxd_models.fit.plan import Device
+from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
-from mlxd_shared.domain.errors import MlxdError, WorkerStartFailed
+from mlxd_shared.domain.errors import MachineShort, MlxdError, WorkerStartFailed
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.machine import memory_of, this_machine
 
@@ -59,7 +59,7 @@ class NodeAgent:
         self._options: AgentOptions | None = None
         self._launcher: Launcher | None = None
         self._probe: DeviceProbe | None = None
-        self._devices: tuple[Device, ...] = ()
+        self._measured: NodeReport | None = None
         self._workers: dict[str, WorkerProcess] = {}
         self._holdings: dict[str, Holding] = {}
         self._launching: dict[str, asyncio.Task[WorkerProcess]] = {}
@@ -131,25 +131,33 @@ class NodeAgent:
         self._options = None
 
     async def _report(self, read: Mapping[str, int]) -> NodeReport:
-        """Return the node as it is; `read` numbers the output that was reported of each worker."""
+        """Return the node as it is; `read` numbers the output that was reported of each worker.
+
+        Raises:
+            MachineShort: it could not be measured even once.
+        """
         assert self._probe is not None
         living = {k: w for k, w in self._workers.items() if w.exit_code is None}
         pids = [worker.pid for worker in living.values()]
         try:
-            devices = await asyncio.to_thread(self._probe.read, pids)
+            self._measured = await asyncio.to_thread(self._measure, self._probe, pids)
         except OSError as error:  # no file can be opened just now: the last figures stay in force
             _log.warning("memory cannot be measured", reason=error.strerror)
-        else:
-            self._devices = tuple(
-                replace(device, name=f"{self._node}/{device.name}", node=self._node)
-                for device in devices
-            )
+            if self._measured is None:
+                raise _refusal(error) from error
+        output = tuple(_output(living[k], begin) for k, begin in read.items() if k in living)
+        return replace(self._measured, output=output)
+
+    def _measure(self, probe: DeviceProbe, pids: list[int]) -> NodeReport:
+        """Return the node's figures. Blocks: it reads files of the system's."""
         return NodeReport(
             version=self._version,
-            devices=self._devices,
+            devices=tuple(
+                replace(device, name=f"{self._node}/{device.name}", node=self._node)
+                for device in probe.read(pids)
+            ),
             memory=memory_of(self._identity, resident_nbytes=resident_bytes(pids)),
             oom_kills=oom_kills(),
-            output=tuple(_output(living[k], begin) for k, begin in read.items() if k in living),
         )
 
     async def _launch(self, model: str, incarnation: str, device: str) -> Launched:
@@ -176,7 +184,7 @@ class NodeAgent:
             raise WorkerStartFailed(model, (f"node {self._node} has no worker {incarnation}",))
         code = await worker.wait_exited()
         self._drop(incarnation)
-        return Ended(code, _last(worker), oom_kills())
+        return Ended(code, _last(worker), await asyncio.to_thread(oom_kills))
 
     async def _end(self, incarnation: str) -> None:
         """End a worker; nothing happens where it is not there any more."""
@@ -222,6 +230,11 @@ class NodeAgent:
     async def _end_all(self, *, but: Collection[str] = ()) -> None:
         known = {*self._workers, *self._launching}
         await asyncio.gather(*(self._abandon(each) for each in known if each not in but))
+
+
+def _refusal(error: OSError) -> MlxdError:
+    doing = "its memory is not measured"
+    return machine_short(error, doing) or MachineShort("readable figures", f"{doing}: {error}")
 
 
 def _describe(worker: WorkerProcess) -> Launched:

@@ -47,14 +47,18 @@ def open_answer(answer: Any) -> Any:  # noqa: ANN401 - of whatever method
     Raises:
         EpochPassed: it follows another controller.
         MlxdError: its own error.
+        NodeLost: an error that this version does not know.
     """
     if not isinstance(answer, Failed):
         return answer
     values = dict(answer.fields)
     if answer.kind == EpochPassed.__name__:
         raise EpochPassed(**values)
-    kinds = {kind.__name__: kind for kind in _all_of(MlxdError)}
-    raise kinds[answer.kind](**values)
+    kind = {each.__name__: each for each in _all_of(MlxdError)}.get(answer.kind)
+    known = () if kind is None else fields(kind)  # type: ignore[arg-type]
+    if kind is None or {each.name for each in known} != values.keys():
+        raise NodeLost(f"its answer is of another version of mlxd: {answer.kind} {values}")
+    raise kind(**values)
 
 
 def _all_of(kind: type[MlxdError]) -> Iterator[type[MlxdError]]:

@@ -20,7 +20,8 @@ class AgentOptions:
     `tls` is the folder of the node's certificate, key and token, the same path on all machines; ""
     where workers listen on loopback. `findings` is the file of `mlxd doctor`; "" for none. `stores`
     are looked into for models. All these paths are the node's own. The limits apply to each device.
-    Workers outlive a controller that has said nothing for `silent_s` by `orphan_grace_s`.
+    A node that answers no report for `silent_s` is lost. Workers outlive a controller that has said
+    nothing for so long by `orphan_grace_s`; an agent that ends they do not outlive.
     """
 
     limits: Limits
@@ -35,7 +36,7 @@ class AgentOptions:
     @property
     def of_workers(self) -> tuple[object, ...]:
         """What workers are started with: those that were started with other options have to go."""
-        return (self.orphan_grace_s, self.waiting_max, self.tls, self.findings)
+        return (self.waiting_max, self.tls, self.findings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,33 +5,48 @@ mount one file system; copies made before; and the node's own stores. Only files
 model's are taken.
 
 Invariants:
-- A copy appears under its digest in one step, whole and proved; until then its parts lie beside it,
-  and a copy that was cut off goes on where it ended.
+- A copy appears under its digest in one step, once all its bytes are on the disk and its digest is
+  the model's; until then its parts lie beside it, and a copy that was cut off goes on where it
+  ended. The digest covers small files whole and a sample of each tensor (mlxd_models.files.digest).
+- What this machine's disk refuses is told as an error of the copy, never raised as the system's.
 - A file is written in order, at most FLEET_CHUNK_BYTES at a time, within the size announced for it.
 """
 
 from __future__ import annotations
 
 import asyncio
+import errno
 import os
 import re
 import shutil
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from mlxd_controller.fleet.facts import NO_STORES
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_models.files.digest import model_digest
+from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, StoreFull
+from mlxd_shared.domain.errors import (
+    InvalidModel,
+    InvalidRequest,
+    MlxdError,
+    PullFailed,
+    StoreFull,
+)
 from mlxd_shared.domain.units import format_bytes
 
 PART = ".part"
+_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 _NAME = re.compile(r"(?:(?:1_Pooling|additional_chat_templates)/)?[^/\x00]{1,255}")
+
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +58,10 @@ class FileFact:
 
 
 class NodeFiles:
-    """The models that one node can read, and the copies that are made there."""
+    """The models that one node can read, and the copies that are made there.
+
+    Where the disk refuses, all methods raise StoreFull, MachineShort or PullFailed.
+    """
 
     def __init__(self, folder: Path | None = None, stores: StorePlaces = NO_STORES) -> None:
         """Keep copies in `folder`; None: in the user's caches. `stores` are looked into."""
@@ -72,28 +90,41 @@ class NodeFiles:
             StoreFull: the disk has no room for the rest.
         """
         self._copies[digest] = tuple(files)
-        return await asyncio.to_thread(_begin, self._part(digest), files)
+        return await _on_disk(lambda: _begin(self._part(digest), files))
 
     async def write(self, digest: str, number: int, offset: int, chunk: bytes) -> None:
         """Append a part to a file of a copy.
 
         Raises:
-            InvalidRequest: it does not follow what is here, or passes the file's size.
+            InvalidRequest: it does not follow what is here, or passes the file's size; or no copy
+                was begun that has such a file.
         """
-        fact = self._copies[digest][number]
+        files = self._files_of(digest)
+        if not 0 <= number < len(files):
+            raise InvalidRequest.of("number", f"{number} is none of {len(files)} files")
+        fact = files[number]
         if len(chunk) > config.FLEET_CHUNK_BYTES:
             raise InvalidRequest.of("chunk", f"over {config.FLEET_CHUNK_BYTES} bytes")
-        await asyncio.to_thread(_append, self._part(digest) / fact.name, fact, offset, chunk)
+        path = self._part(digest) / fact.name
+        await _on_disk(lambda: _append(path, fact, offset, chunk))
 
     async def finish(self, digest: str) -> str:
         """Prove a copy and put it into its place; return its path.
 
         Raises:
             InvalidModel: it is not whole, or its digest is another one: it is removed then.
+            InvalidRequest: it was not begun.
         """
-        files = self._copies.pop(digest)
-        await asyncio.to_thread(_finish, self._part(digest), self._copy(digest), digest, files)
-        return str(self._copy(digest))
+        files, part, whole = self._files_of(digest), self._part(digest), self._copy(digest)
+        del self._copies[digest]
+        await _on_disk(lambda: _finish(part, whole, digest, files))
+        return str(whole)
+
+    def _files_of(self, digest: str) -> tuple[FileFact, ...]:
+        files = self._copies.get(digest)
+        if files is None:
+            raise InvalidRequest.of("digest", "no copy of it was begun on this node")
+        return files
 
     def _copy(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
@@ -106,6 +137,21 @@ class NodeFiles:
 
     def _part(self, digest: str) -> Path:
         return self._copy(digest).with_suffix(PART)
+
+
+async def _on_disk(work: Callable[[], _T]) -> _T:
+    """Do `work` on a thread; what the system refuses becomes an error of ours."""
+    try:
+        return await asyncio.to_thread(work)
+    except OSError as error:
+        raise _refusal(error) from error
+
+
+def _refusal(error: OSError) -> MlxdError:
+    place = error.filename or "the copy"
+    if error.errno in _FULL:
+        return StoreFull(f"{place}: the node's disk is full; what has arrived stays")
+    return machine_short(error, str(place)) or PullFailed(f"{place}: {error.strerror or error}")
 
 
 def _is_there(path: Path, digest: str) -> bool:
@@ -167,6 +213,19 @@ def _finish(part: Path, whole: Path, digest: str, files: Sequence[FileFact]) -> 
     if copied != digest:
         shutil.rmtree(part)
         raise InvalidModel(f"the copy's digest is {copied}, not {digest}")
+    folders = {(part / fact.name).parent for fact in files}
+    for path in (*(part / fact.name for fact in files), *folders):
+        _sync(path)
     if whole.exists():  # damaged: it was not found by its digest
         shutil.rmtree(whole)
     part.replace(whole)
+    _sync(whole.parent)
+
+
+def _sync(path: Path) -> None:
+    """Have a file, or a folder's names, on the disk: a machine that loses power keeps them."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

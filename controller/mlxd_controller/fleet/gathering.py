@@ -7,8 +7,7 @@ configured here, and the worker itself reports it ready; one worker a model. All
 from __future__ import annotations
 
 import asyncio
-import importlib.metadata
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -16,13 +15,11 @@ from mlxd_controller.fleet.facts import AgentOptions, Kept
 from mlxd_controller.fleet.launcher import FleetProcess
 from mlxd_controller.fleet.machine import channel_of
 from mlxd_controller.fleet.probe import Fleet, Membership
-from mlxd_controller.launcher.survivors import find_configured
+from mlxd_controller.launcher.survivors import AT_ONCE_MAX, find_configured, problem_of
 from mlxd_controller.runtime.ports import Clock, ModelStore, Ports, Survivor
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
-from mlxd_shared.domain.figures import ModelState
-from mlxd_shared.ops.findings import FINDINGS_FILE
 from mlxd_shared.ops.logs import get_logger
 
 NANOS = 1_000_000_000
@@ -43,15 +40,11 @@ async def gather_fleet(
     membership: Membership,
     clock: Clock,
     store: ModelStore,
-    *,
-    start_s: float = config.FLEET_START_S,
 ) -> AsyncIterator[Gathered]:
     """Have workers on the nodes of a fleet around the body; at its end none is left.
 
-    start_s: how long to wait for a first node.
-
     Raises:
-        InvalidRequest: no node came.
+        InvalidRequest: no node came within FLEET_START_S, or a later controller has them all.
         BadCredentials: a file in the folder for TLS cannot be used.
     """
     assert settings.fleet is not None
@@ -61,7 +54,7 @@ async def gather_fleet(
         epoch=int(clock.unix_s() * NANOS),
         security=channel_of(settings.fleet.tls),
     )
-    living = await fleet.muster(start_s=start_s)
+    living = await fleet.muster(start_s=config.FLEET_START_S)
     ports = Ports(
         fleet.launcher,
         fleet.launcher.connect,
@@ -74,15 +67,20 @@ async def gather_fleet(
         following = tasks.create_task(fleet.run())
         survivors: dict[str, Survivor] = {}
         try:
-            for process, kept in living:
-                survivor = await _adopt(fleet, process, kept, store, survivors)
-                if survivor is not None:
-                    survivors[survivor.ref.digest] = survivor
+            turn = asyncio.Semaphore(AT_ONCE_MAX)
+
+            async def look(process: FleetProcess, kept: Kept) -> None:
+                async with turn:
+                    await _look(fleet, process, kept, store, survivors)
+
+            async with asyncio.TaskGroup() as looks:
+                for process, kept in living:
+                    looks.create_task(look(process, kept))
             yield Gathered(ports, tuple(survivors.values()))
         finally:
-            for survivor in survivors.values():  # ended already, unless the start failed
-                await survivor.link.close()
-                await survivor.process.close()
+            # Ended already, unless the start failed. Nodes are followed meanwhile: a silent one
+            # is lost, and keeps nobody waiting.
+            await asyncio.gather(*map(_end, survivors.values()))
             following.cancel()
             await fleet.release()
 
@@ -90,50 +88,67 @@ async def gather_fleet(
 def options_of(settings: ServeSettings) -> AgentOptions:
     """Return what a controller's settings mean for the nodes."""
     assert settings.fleet is not None
-    folder = settings.stores.models_dir
+    findings = settings.stores.findings
     return AgentOptions(
         limits=settings.limits,
         stall_timeout_s=settings.load_stall_timeout_s,
         orphan_grace_s=settings.orphan_grace_s,
         waiting_max=settings.waiting_max,
         tls="" if settings.fleet.tls is None else str(settings.fleet.tls),
-        findings="" if folder is None else str(folder / FINDINGS_FILE),
+        findings="" if findings is None else str(findings),
         stores=settings.stores,
     )
 
 
-async def _adopt(
+async def _look(
     fleet: Fleet,
     process: FleetProcess,
     kept: Kept,
     store: ModelStore,
-    survivors: Mapping[str, Survivor],
+    survivors: dict[str, Survivor],
+) -> None:
+    """Add a worker to `survivors`, or end it."""
+    survivor = await _adopt(fleet, process, kept, store)
+    if survivor is None:
+        await process.close()
+    elif survivor.ref.digest in survivors:  # a second worker for a model is of no use
+        await _end(survivor)
+    else:
+        survivors[survivor.ref.digest] = survivor
+
+
+async def _adopt(
+    fleet: Fleet, process: FleetProcess, kept: Kept, store: ModelStore
 ) -> Survivor | None:
-    """Adopt a worker; return None, and log why, if it is not to be adopted: it is ended then."""
+    """Adopt a worker; return None, and log why, if it is not to be adopted."""
     worker, holding, node = kept.worker, kept.holding, process.node
     ref = await find_configured(store, holding)
-    if ref is None or ref.digest in survivors:
-        reason = "its model is not configured" if ref is None else "another has its model"
+    if ref is None:
+        reason = "its model is not configured"
         _log.warning("unknown worker", node=node.name, pid=worker.pid, reason=reason)
-        await process.close()
         return None
     link = fleet.launcher.connect(
         address=worker.address, incarnation=worker.incarnation, digest=ref.digest
     )
     try:
         status = await link.status(timeout_s=config.ADOPTION_TIMEOUT_S)
-        (figures,) = status.workers
-        problem = ""
-        if status.version != importlib.metadata.version("mlxd"):
-            problem = f"it is of version {status.version}"
-        elif figures.state is not ModelState.READY or figures.model_digest != ref.digest:
-            problem = f"its model is {figures.state.value}"
-    except (MlxdError, ValueError) as error:
+        problem = problem_of(
+            status, pid=worker.pid, incarnation=worker.incarnation, digest=holding.digest
+        )
+    except MlxdError as error:
         problem = str(error)
+    except BaseException:
+        await link.close()
+        raise
     if problem:
         _log.warning("unknown worker", node=node.name, pid=worker.pid, reason=problem)
         await link.close()
-        await process.close()
         return None
+    figures = status.workers[0]
     _log.info("worker adopted", node=node.name, pid=worker.pid, model=ref.name)
     return Survivor(process, link, figures, holding, ref, figures.device)
+
+
+async def _end(survivor: Survivor) -> None:
+    await survivor.link.close()
+    await survivor.process.close()

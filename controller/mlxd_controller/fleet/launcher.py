@@ -21,6 +21,7 @@ from mlxd_controller.fleet.facts import Ended, Launched, Lines
 from mlxd_controller.fleet.node import Node
 from mlxd_controller.fleet.sending import Sent, send_model
 from mlxd_controller.launcher.process import END_UNKNOWN, EndingProcess
+from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import END_WITH_MACHINE, Holding
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared import config
@@ -79,6 +80,14 @@ class FleetProcess(EndingProcess):
                 _log.debug("not remembered", node=self.node.name, reason=str(error))
 
     async def _follow(self) -> int:
+        try:
+            return await self._wait_end()
+        finally:
+            if self._sending is not None:
+                self._sending.cancel()
+                await asyncio.wait({self._sending})
+
+    async def _wait_end(self) -> int:
         asking: asyncio.Future[Ended] = asyncio.create_task(
             self.node.wait_ended(self.incarnation, self._model)
         )
@@ -105,15 +114,22 @@ class FleetProcess(EndingProcess):
 
     async def _close(self) -> int:
         try:
-            async with asyncio.timeout(config.FLEET_CALL_S):
-                await self.node.end(self.incarnation)
-                return await self.wait_exited()
+            return await hear(self._have_ended(), limit_s=config.FLEET_CALL_S)
         except (NodeLost, MlxdError, TimeoutError) as error:
             reason = str(error) or f"no answer for {config.FLEET_CALL_S:.0f} s"
             _log.warning("worker cannot be ended", node=self.node.name, reason=reason)
         if not self._given_up.done():
             self._given_up.set_result(None)
         return await self.wait_exited()
+
+    async def _have_ended(self) -> int:
+        await self.node.end(self.incarnation)
+        return await self.wait_exited()
+
+
+def node_of(device: str) -> str:
+    """Return the name of a device's node: devices are called NODE/DEVICE."""
+    return device.partition("/")[0]
 
 
 class FleetLauncher:
@@ -133,7 +149,7 @@ class FleetLauncher:
 
     async def launch(self, *, model: str, incarnation: str, device: str = "") -> FleetProcess:
         """Start a worker on the device's node; see the port."""
-        node = self._nodes.get(device.partition("/")[0])
+        node = self._nodes.get(node_of(device))
         if node is None:
             raise WorkerStartFailed(model, (f"no node has the device {device!r}",))
         try:
@@ -165,15 +181,11 @@ class FleetLauncher:
 
     async def _abandon(self, node: Node, incarnation: str) -> None:
         try:
-            async with asyncio.timeout(config.FLEET_CALL_S):
-                await node.abandon(incarnation)
-        except (
-            NodeLost,
-            MlxdError,
-            TimeoutError,
-        ) as error:
+            await hear(node.abandon(incarnation), limit_s=config.FLEET_CALL_S)
+        except (NodeLost, MlxdError, TimeoutError) as error:
             # Whatever is there ends when the node is taken again.
-            _log.warning("launch not given up", node=node.name, reason=str(error))
+            reason = str(error) or f"no answer for {config.FLEET_CALL_S:.0f} s"
+            _log.warning("launch not given up", node=node.name, reason=reason)
 
     def _drop(self, incarnation: str) -> None:
         self.processes.pop(incarnation, None)
@@ -194,7 +206,6 @@ class FleetLink(GrpcLink):
         """node: where the worker runs; None if it has ended already."""
         super().__init__(address=address, incarnation=incarnation, digest=digest, security=security)
         self._node = node
-        self._wanted = digest
 
     async def load(
         self, name: str, path: str, spec: LoadSpec
@@ -204,7 +215,7 @@ class FleetLink(GrpcLink):
             raise WorkerStartFailed(name, ("its worker has ended",))
         there = ""
         try:
-            async with aclosing(send_model(self._node, self._wanted, Path(path))) as steps:
+            async with aclosing(send_model(self._node, self._digest, Path(path))) as steps:
                 async for step in steps:
                     if isinstance(step, Sent):
                         there = step.path

@@ -3,6 +3,7 @@
 Invariants:
 - A worker listens at the node's own address, never at all of them: its ready line names the address
   that controllers dial.
+- A worker does not outlive its agent, which alone is asked about it.
 - Off loopback a worker serves with TLS and a token only; it refuses to start otherwise.
 """
 
@@ -21,6 +22,10 @@ from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 CERT, KEY, TOKEN, AUTHORITY = "node.pem", "node.key", "token", "ca.pem"
 """Files in the folder for TLS: on a node its certificate, key and token; for controllers the
 token, and the authorities that signed the nodes' certificates."""
+
+
+NO_GRACE_S = 0.0
+"""For workers whose agent has ended: no other agent can take them over, so they end at once."""
 
 
 class Machine(Protocol):
@@ -50,7 +55,7 @@ class OwnMachine:
         """Return a launcher; see the port."""
         launcher = SubprocessLauncher(
             stall_timeout_s=options.stall_timeout_s,
-            orphan_grace_s=options.orphan_grace_s,
+            orphan_grace_s=NO_GRACE_S,
             waiting_max=options.waiting_max,
             gpu_ids={f"{self._node}/{gpu.name}": gpu.id for gpu in self._gpus},
             findings=Path(options.findings) if options.findings else None,

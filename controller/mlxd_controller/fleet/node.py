@@ -17,7 +17,10 @@ from typing import Any, Protocol
 from mlxd_controller.fleet.errors import EpochPassed, NodeLost, open_answer
 from mlxd_controller.fleet.facts import AgentOptions, Ended, Kept, Launched, NodeReport
 from mlxd_controller.fleet.files import FileFact
+from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import Holding
+from mlxd_shared import config
+from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.ops.logs import get_logger
 
 _log = get_logger("fleet")
@@ -146,14 +149,21 @@ class Node:
         path: str = await self._ask("finish_copy", digest)
         return path
 
-    async def release(self) -> None:
-        """Let the agent go, unless it is lost, where another controller may have it."""
-        if not self.lost:
-            try:
-                await self._ask("release")
-                await self._handle.release()
-            except NodeLost as error:
-                self.lose(str(error))
+    async def release(self, *, limit_s: float = config.FLEET_CALL_S) -> None:
+        """Let the agent go, unless it is lost, where another controller may have it.
+
+        limit_s: one that takes longer is lost.
+        """
+        if self.lost:
+            return
+        try:
+            await hear(self._let_go(), limit_s=limit_s)
+        except (NodeLost, MlxdError, TimeoutError) as error:
+            self.lose(str(error) or f"it was not let go within {limit_s:.0f} s")
+
+    async def _let_go(self) -> None:
+        await self._ask("release")
+        await self._handle.release()
 
     async def _ask(self, method: str, *args: object) -> Any:  # noqa: ANN401 - of whatever method
         if self.lost:

@@ -18,7 +18,7 @@ from typing import Protocol
 
 from mlxd_controller.fleet.errors import EpochPassed, NodeLost
 from mlxd_controller.fleet.facts import AgentOptions, Kept
-from mlxd_controller.fleet.launcher import FleetLauncher, FleetProcess
+from mlxd_controller.fleet.launcher import FleetLauncher, FleetProcess, node_of
 from mlxd_controller.fleet.node import Node, NodeHandle
 from mlxd_controller.runtime.hearing import hear
 from mlxd_models.fit.plan import Device
@@ -54,7 +54,6 @@ class Fleet:
         *,
         epoch: int,
         security: ChannelSecurity = PLAIN,
-        silent_s: float = config.FLEET_SILENT_S,
     ) -> None:
         """Reach nobody yet. epoch: later controllers have higher ones."""
         self.nodes: dict[str, Node] = {}
@@ -63,45 +62,71 @@ class Fleet:
         self._membership = membership
         self._options = options
         self._epoch = epoch
-        self._silent_s = silent_s
+        self._silent_s = options.silent_s
         self._version = importlib.metadata.version("mlxd")
         self._unusable: set[str] = set()
+        self._dismissed: set[str] = set()
+        """Nodes whose agent was of another version: each is given a new one once."""
 
     async def muster(self, *, start_s: float) -> list[tuple[FleetProcess, Kept]]:
         """Take the nodes that are there, waiting for a first one; return what lives on them.
 
-        A node that takes longer than FLEET_SILENT_S has nothing of an earlier controller's: it
-        joins later. `run` must follow soon: an agent that hears nothing ends its workers.
+        A node that does not answer within the time of silence has nothing of an earlier
+        controller's: it joins later. `run` must follow soon: an agent that hears nothing ends its
+        workers.
 
         Raises:
-            InvalidRequest: no node came within `start_s`.
+            InvalidRequest: no node came within `start_s`, or a later controller has them all.
         """
         living: list[tuple[FleetProcess, Kept]] = []
+        waited = ""
         clock = asyncio.get_running_loop().time
         until_s = clock() + start_s
         while True:
             await self._look()
-            for workers in await asyncio.gather(*map(self._take, self.nodes.values())):
-                living += workers
-            if any(not node.lost for node in self.nodes.values()):
+            living += await self._take_all()
+            nodes = self.nodes.values()
+            if any(not node.lost for node in nodes):
                 return living
+            if nodes and all(node.passed for node in nodes):
+                break
             if clock() >= until_s:
+                waited = f" after {start_s:.0f} s"
                 break
             await asyncio.sleep(config.FLEET_REPORT_INTERVAL_S)
         reasons = "; ".join(f"{node.name}: {node.reason}" for node in self.nodes.values())
-        problem = f"no node can be used after {start_s:.0f} s: {reasons or 'none is there'}"
+        problem = f"no node can be used{waited}: {reasons or 'none is there'}"
         raise InvalidRequest.of("fleet", problem)
 
-    async def _take(self, node: Node) -> list[tuple[FleetProcess, Kept]]:
-        try:
-            return await hear(self._take_over(node), limit_s=config.FLEET_SILENT_S)
-        except (NodeLost, MlxdError, TimeoutError) as error:
-            self._say_unusable(node, _reason(error, config.FLEET_SILENT_S))
-            return []
+    async def _take_all(self) -> list[tuple[FleetProcess, Kept]]:
+        """Take all nodes. Those that are taken are followed meanwhile: no agent hears nothing."""
+        following: list[asyncio.Task[None]] = []
 
-    async def _take_over(self, node: Node) -> list[tuple[FleetProcess, Kept]]:
-        kept = await node.take()
-        await self._join(node, keep=[each.worker.incarnation for each in kept])
+        async def take(node: Node) -> list[tuple[FleetProcess, Kept]]:
+            workers = await self._take(node)
+            if not node.lost:
+                following.append(asyncio.create_task(self._follow(node)))
+            return workers
+
+        try:
+            taken = await asyncio.gather(*map(take, self.nodes.values()))
+        finally:
+            for task in following:
+                task.cancel()
+            await asyncio.gather(*following, return_exceptions=True)
+        return [worker for workers in taken for worker in workers]
+
+    async def _take(self, node: Node) -> list[tuple[FleetProcess, Kept]]:
+        """Take a node; what it may keep is kept also if the end of all else takes long."""
+        limit_s = self._silent_s
+        try:
+            kept = await hear(node.take(), limit_s=limit_s)
+            limit_s = config.FLEET_TAKE_S
+            keep = [each.worker.incarnation for each in kept]
+            await hear(self._join(node, keep=keep), limit_s=limit_s)
+        except (NodeLost, MlxdError, TimeoutError) as error:
+            self._say_unusable(node, _reason(error, limit_s))
+            return []
         return [(self.launcher.adopt(node, each.holding.name, each.worker), each) for each in kept]
 
     async def run(self) -> None:
@@ -115,15 +140,14 @@ class Fleet:
                 await asyncio.sleep(config.FLEET_LOOK_INTERVAL_S)
                 await self._look()
 
-    async def release(self) -> None:
-        """Let all agents go, when the controller stops."""
-        await asyncio.gather(*(node.release() for node in self.nodes.values()))
+    async def release(self, *, limit_s: float = config.FLEET_CALL_S) -> None:
+        """Let all agents go, when the controller stops; takes no longer than `limit_s`."""
+        await asyncio.gather(*(node.release(limit_s=limit_s) for node in self.nodes.values()))
 
-    def count_oom_kills(self) -> int | None:
-        """Return the kills for lack of memory on all nodes; None where one cannot say."""
-        reports = [node.report for node in self.nodes.values() if node.report is not None]
-        counts = [report.oom_kills for report in reports]
-        return None if None in counts else sum(count or 0 for count in counts)
+    def count_oom_kills(self, device: str) -> int | None:
+        """Return the kills for lack of memory on a device's node; None where it cannot say."""
+        node = self.nodes.get(node_of(device))
+        return None if node is None or node.report is None else node.report.oom_kills
 
     async def _look(self) -> None:
         try:
@@ -165,8 +189,13 @@ class Fleet:
         await node.join(keep)
         assert node.report is not None
         if node.report.version != self._version:
-            node.lose(f"it has mlxd {node.report.version}, and this controller {self._version}")
-            raise NodeLost(node.reason)
+            problem = f"it has mlxd {node.report.version}, and this controller {self._version}"
+            if node.name not in self._dismissed:
+                # An agent outlives an upgrade of what it was started from: a new one has that.
+                self._dismissed.add(node.name)
+                await node.release()
+            node.lose(problem)
+            raise NodeLost(problem)
         self._unusable.discard(node.name)
         devices = [device.name for device in node.report.devices]
         _log.info("node joined", node=node.name, devices=devices)

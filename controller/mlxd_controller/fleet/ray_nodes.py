@@ -17,12 +17,14 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import ray
-from ray.exceptions import RayError
+from ray.exceptions import ActorDiedError, RayError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from mlxd_controller.fleet.agent import NodeAgent
 from mlxd_controller.fleet.errors import NodeLost
-from mlxd_controller.fleet.node import NodeHandle
+from mlxd_controller.fleet.members import Member, Members
+from mlxd_controller.runtime.hearing import hear
+from mlxd_controller.settings import FLEET_SCHEME
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
@@ -32,74 +34,38 @@ RESOURCE = "mlxd"
 NAME_LABEL = "mlxd.name"
 """The label with a node's name; without it, the beginning of Ray's id is the name."""
 NAMESPACE = "mlxd"
-SCHEME = "ray://"
 CALLS_AT_ONCE_MAX = 1000
 """Of an agent: each worker has one call that waits for its end."""
 _log = get_logger("fleet")
 
 
 class RayNode:
-    """Implements NodeHandle over an actor."""
+    """Implements StartedAgent over an actor."""
 
     def __init__(self, actor: Any) -> None:  # noqa: ANN401 - Ray's handles have no useful type
         self._actor = actor
+        self.ended = False
+        """Whether the actor has ended for good; one that restarts has not."""
 
     async def call(self, method: str, epoch: int, *args: object) -> Any:  # noqa: ANN401 - see port
         """Return what the agent answers; see the port."""
         try:
             return await self._actor.call.remote(method, epoch, *args)
         except RayError as error:
+            self.ended = self.ended or isinstance(error, ActorDiedError)
             raise NodeLost(_first_line(error)) from error
 
     async def release(self) -> None:
         """End the actor."""
+        self.ended = True
         try:
             await asyncio.to_thread(ray.kill, self._actor)
         except (RayError, ValueError) as error:
             raise NodeLost(_first_line(error)) from error
 
 
-class RayMembership:
-    """Implements Membership over the cluster that this process has joined."""
-
-    def __init__(self) -> None:
-        self._handles: dict[str, NodeHandle] = {}
-        """By Ray's id of the node: one that joins again has another."""
-
-    async def look(self) -> Mapping[str, NodeHandle]:
-        """Return the living nodes that offer the resource; see the port."""
-        try:
-            nodes = await asyncio.to_thread(ray.nodes)
-        except (RayError, ConnectionError, RuntimeError) as error:
-            raise NodeLost(_first_line(error)) from error
-        named: dict[str, NodeHandle] = {}
-        for node in nodes:
-            if node["Alive"] and node["Resources"].get(RESOURCE):
-                name = _name_of(node)
-                handle = await self._handle_of(name, node)
-                known = named.get(name)
-                if known is None or self._is_later(handle, known):
-                    named[name] = handle
-        return named
-
-    def _is_later(self, one: NodeHandle, other: NodeHandle) -> bool:
-        """Return whether a node was first seen later: one that joins again has its old name."""
-        order = list(self._handles.values())
-        return order.index(one) > order.index(other)
-
-    async def _handle_of(self, name: str, node: Mapping[str, Any]) -> NodeHandle:
-        known = self._handles.get(node["NodeID"])
-        if known is None:
-            try:
-                actor = await asyncio.to_thread(_start_agent, name, node)
-            except (RayError, ValueError) as error:
-                raise NodeLost(_first_line(error)) from error
-            known = self._handles[node["NodeID"]] = RayNode(actor)
-        return known
-
-
 @asynccontextmanager
-async def join_cluster(address: str) -> AsyncIterator[RayMembership]:
+async def join_cluster(address: str) -> AsyncIterator[Members]:
     """Join a cluster around the body: `auto` is this machine's, else its head's HOST:PORT.
 
     Raises:
@@ -109,13 +75,13 @@ async def join_cluster(address: str) -> AsyncIterator[RayMembership]:
     if os.environ.get("RAY_AUTH_MODE") != "token":
         reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
         _log.warning("Ray asks nobody for a token", reason=reason)
-    if address.startswith(SCHEME):
+    if address.startswith(FLEET_SCHEME):
         await _check_listens(address)
     try:
         # On a thread: on the main one Ray takes SIGTERM for itself.
         await asyncio.to_thread(
             ray.init,
-            address=address.removeprefix(SCHEME),
+            address=address.removeprefix(FLEET_SCHEME),
             namespace=NAMESPACE,
             log_to_driver=False,
             configure_logging=False,
@@ -123,21 +89,34 @@ async def join_cluster(address: str) -> AsyncIterator[RayMembership]:
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise InvalidRequest.of("fleet", f"{address}: {_first_line(error)}") from error
     try:
-        yield RayMembership()
+        yield Members(_list_members, _start_agent)
     finally:
         await asyncio.to_thread(ray.shutdown)
 
 
 async def _check_listens(address: str) -> None:
     """Refuse an address at which nobody listens: Ray would try for minutes."""
-    host, _, port = address.removeprefix(SCHEME).rpartition(":")
+    host, _, port = address.removeprefix(FLEET_SCHEME).rpartition(":")
     try:
-        async with asyncio.timeout(config.FLEET_SILENT_S):
-            _, writer = await asyncio.open_connection(host.strip("[]"), int(port))
+        connecting = asyncio.open_connection(host.strip("[]"), int(port))
+        _, writer = await hear(connecting, limit_s=config.FLEET_SILENT_S)
     except OSError as error:  # TimeoutError among them
         problem = error.strerror or f"no answer for {config.FLEET_SILENT_S:.0f} s"
         raise InvalidRequest.of("fleet", f"{address}: {problem}") from error
     writer.close()
+
+
+async def _list_members() -> list[Member]:
+    """Return the living nodes that offer the resource."""
+    try:
+        nodes = await asyncio.to_thread(ray.nodes)
+    except (RayError, ConnectionError, RuntimeError) as error:
+        raise NodeLost(_first_line(error)) from error
+    return [
+        Member(node["NodeID"], _name_of(node), node["NodeManagerAddress"])
+        for node in nodes
+        if node["Alive"] and node["Resources"].get(RESOURCE)
+    ]
 
 
 def _name_of(node: Mapping[str, Any]) -> str:
@@ -145,13 +124,20 @@ def _name_of(node: Mapping[str, Any]) -> str:
     return str(name).replace("/", "-")
 
 
-def _start_agent(name: str, node: Mapping[str, Any]) -> Any:  # noqa: ANN401 - see RayNode
+async def _start_agent(member: Member) -> RayNode:
     """Return the node's agent; it outlives this controller, whose successor finds it by name."""
-    affinity = NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)
+    try:
+        return RayNode(await asyncio.to_thread(_make_actor, member))
+    except (RayError, ConnectionError, RuntimeError, ValueError) as error:
+        raise NodeLost(_first_line(error)) from error
+
+
+def _make_actor(member: Member) -> Any:  # noqa: ANN401 - see RayNode
+    affinity = NodeAffinitySchedulingStrategy(member.id, soft=False)
     return (
         ray.remote(NodeAgent)
         .options(
-            name=f"agent-{node['NodeID']}",
+            name=f"agent-{member.id}",
             namespace=NAMESPACE,
             lifetime="detached",
             get_if_exists=True,
@@ -160,9 +146,11 @@ def _start_agent(name: str, node: Mapping[str, Any]) -> Any:  # noqa: ANN401 - s
             max_concurrency=CALLS_AT_ONCE_MAX,
             scheduling_strategy=affinity,
         )
-        .remote(name, node["NodeManagerAddress"])
+        .remote(member.name, member.address)
     )
 
 
 def _first_line(error: Exception) -> str:
+    if isinstance(error, RayTaskError):  # whose own text begins with where it was raised
+        error = error.cause
     return next(iter(str(error).splitlines()), type(error).__name__)

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlxd_controller.fleet.files import FileFact
 from mlxd_controller.fleet.node import Node
+from mlxd_models.files.model_files import file_error
 from mlxd_models.files.model_source import files_of
-from mlxd_models.files.stored_files import READ_FOLDERS, READ_SUFFIXES, StoredFiles, open_folder
+from mlxd_models.files.stored_files import READ_FOLDERS, READ_SUFFIXES, StoredFiles
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.figures import LoadProgress
@@ -21,10 +23,9 @@ STAGE = "fetching"
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A model's place on a node, and what was copied for it."""
+    """A model's place on a node."""
 
     path: str
-    nbytes: int = 0
 
 
 async def send_model(
@@ -33,8 +34,9 @@ async def send_model(
     """Have a node find a model, or copy it there with progress; the last value is its place.
 
     Raises:
-        InvalidModel: the files here cannot be copied, or the copy is another model.
-        StoreFull, InvalidRequest: see NodeFiles.
+        InvalidModel: the files here cannot be read or copied, or the copy is another model.
+        MachineShort: this machine lacks what reading them takes.
+        PullFailed, StoreFull, InvalidRequest: see NodeFiles.
     """
     there = await node.find_model(digest, str(path))
     if there is not None:
@@ -45,14 +47,14 @@ async def send_model(
     here = await node.begin_copy(digest, facts)
     total, done = sum(fact.nbytes for fact in facts), sum(here)
     yield LoadProgress(STAGE, done, total)
-    for number, (_, source) in enumerate(files):
+    for number, (fact, source) in enumerate(files):
         offset = here[number]
-        while chunk := await asyncio.to_thread(_read, source, offset):
+        while chunk := await asyncio.to_thread(_read, source, offset, fact.name):
             await node.write_copy(digest, number, offset, chunk)
             offset += len(chunk)
             done += len(chunk)
             yield LoadProgress(STAGE, done, total)
-    yield Sent(await node.finish_copy(digest), total - sum(here))
+    yield Sent(await node.finish_copy(digest))
 
 
 def _list_files(path: Path) -> tuple[tuple[FileFact, Path], ...]:
@@ -61,18 +63,29 @@ def _list_files(path: Path) -> tuple[tuple[FileFact, Path], ...]:
     if files.by_content:
         problem = "a model of Ollama's store is not copied; have it on the node, or in a folder"
         raise InvalidModel(problem)
-    paths = {n: p for n, p in _files_in(files) if p.suffix in READ_SUFFIXES}
+    chosen = [each for each in _files_in(files) if each[1].suffix in READ_SUFFIXES]
     for folder in READ_FOLDERS & files.named.keys():
-        below = open_folder(files.named[folder], inside=(path.resolve(),), prefix=f"{folder}/")
-        paths |= dict(_files_in(below))
-    return tuple((FileFact(n, p.stat().st_size), p) for n, p in sorted(paths.items()))
+        chosen += _files_in(files.below(folder))
+    return tuple(sorted(chosen, key=lambda each: each[0].name))
 
 
-def _files_in(files: StoredFiles) -> list[tuple[str, Path]]:
-    return [(name, path) for name, path in files.named.items() if path.is_file()]
+def _files_in(files: StoredFiles) -> list[tuple[FileFact, Path]]:
+    """Return what is a file among all that is listed, also where a link leads to it."""
+    regular = []
+    for name, path in files.named.items():
+        try:
+            status = path.stat()
+        except OSError as error:
+            raise file_error(error, name) from error
+        if stat.S_ISREG(status.st_mode):
+            regular.append((FileFact(name, status.st_size), path))
+    return regular
 
 
-def _read(path: Path, offset: int) -> bytes:
-    with path.open("rb") as file:
-        file.seek(offset)
-        return file.read(config.FLEET_CHUNK_BYTES)
+def _read(path: Path, offset: int, name: str) -> bytes:
+    try:
+        with path.open("rb") as file:
+            file.seek(offset)
+            return file.read(config.FLEET_CHUNK_BYTES)
+    except OSError as error:
+        raise file_error(error, name) from error

@@ -144,7 +144,9 @@ async def _adopt(
     assert mine is not None, "this process lives"
     try:
         status = await link.status(timeout_s=config.ADOPTION_TIMEOUT_S)
-        problem = _problem(status, record)
+        problem = problem_of(
+            status, pid=worker.pid, incarnation=worker.incarnation, digest=holding.digest
+        )
         if not problem:
             await worker.take_over(
                 lambda path: link.adopt(mine, output_path=path, timeout_s=config.ADOPTION_TIMEOUT_S)
@@ -163,19 +165,21 @@ async def _adopt(
     return Survivor(worker, link, figures, holding, ref, figures.device)
 
 
-def _problem(status: ProcessStatus, record: Record) -> str:
-    """Return what prevents the worker with this status from being adopted; "" for nothing."""
-    assert record.holding is not None
+def problem_of(status: ProcessStatus, *, pid: int, incarnation: str, digest: str) -> str:
+    """Return what prevents a worker from being adopted; "" for nothing.
+
+    status: what it reports. pid, incarnation, digest: what is recorded of it.
+    """
     if status.version != importlib.metadata.version("mlxd"):
         return f"it is of version {status.version}"
     if len(status.workers) != 1:
         return "it does not report itself"
     figures = status.workers[0]
-    if (figures.pid, figures.incarnation) != (record.mark.pid, record.incarnation):
+    if (figures.pid, figures.incarnation) != (pid, incarnation):
         return f"it reports itself as {figures.incarnation}, process {figures.pid}"
     if figures.state is not ModelState.READY:
         return f"its model is {figures.state.value}"
-    if figures.model_digest != record.holding.digest:
+    if figures.model_digest != digest:
         return "it holds another model than its record says"
     return ""
 

@@ -59,7 +59,7 @@ class Errands:
             started_unix_s=self._ports.clock.unix_s(),
             local=self._ports.local_workers,
             endable=self._ports.endable_workers,
-            oom_kills=self._ports.oom_kills(),
+            oom_kills=self._ports.oom_kills(action.plan.device),
         )
         self._workers.add(worker)
         self._metrics.loads.add(model=action.name, reason=action.reason)

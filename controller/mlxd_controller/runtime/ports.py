@@ -332,9 +332,9 @@ class Ports:
     clock: Clock
     local_workers: bool = True
     endable_workers: bool = True
-    oom_kills: Callable[[], int | None] = lambda: None
-    """Returns how many processes the kernels of the workers' machines have killed for lack of
-    memory, if that can be known."""
+    oom_kills: Callable[[str], int | None] = lambda _: None
+    """Returns how many processes the kernel of a device's machine has killed for lack of memory, if
+    that can be known."""
 
 
 @dataclass(frozen=True, slots=True)

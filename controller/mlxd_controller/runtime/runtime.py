@@ -136,7 +136,8 @@ class Runtime:
         """
         if lease.stream is None or not lease.worker.has_begun(lease.stream):
             return False
-        return not lease.worker.was_killed(self._ports.oom_kills())
+        worker = lease.worker
+        return not worker.was_killed(self._ports.oom_kills(worker.plan.device))
 
     def measure_devices(self) -> tuple[Device, ...]:
         """Return a recent measurement of the devices, or measure them now."""

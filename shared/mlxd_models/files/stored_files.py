@@ -95,10 +95,14 @@ class StoredFiles:
                 raise InvalidModel(self.astray[part], file=part)
         if not slash or folder not in self.named:
             return None
-        return self._below(folder).path_of(name)
+        return self.below(folder).path_of(name)
 
-    def _below(self, folder: str) -> StoredFiles:
-        """Return the files of one of the model's folders, by FOLDER/NAME, as they are now."""
+    def below(self, folder: str) -> StoredFiles:
+        """Return the files of one of the model's folders, by FOLDER/NAME, as they are now.
+
+        Raises:
+            InvalidModel: it is no folder, or cannot be listed.
+        """
         path = self.named[folder]
         if not os.path.isdir(path):  # noqa: PTH112 - no error but false
             raise InvalidModel("is not a folder", file=folder)
@@ -132,7 +136,7 @@ class StoredFiles:
         """Return what changes when a file does; raises InvalidModel if one has gone."""
         paths = {**self.named, **{blob.path.name: blob.path for blob in self.blobs}}
         for folder in READ_FOLDERS & self.named.keys():
-            paths |= self._below(folder).named
+            paths |= self.below(folder).named
         if self.by_content:
             paths[""] = self.path
         signature = []

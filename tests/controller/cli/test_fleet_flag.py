@@ -25,7 +25,9 @@ def test_a_fleet_is_as_it_was_named(address: str) -> None:
     assert place == FleetPlace(address, Path("tls").absolute())
 
 
-@pytest.mark.parametrize("address", ["10.0.0.1:6379", "ray://", "ray://host", "http://h:1"])
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1:6379", "ray://", "ray://host", "http://h:1", "ray://unix:/x"]
+)
 def test_another_address_is_refused(address: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With what was written."""
     with pytest.raises(typer.Exit):

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from mlxd_controller.fleet.errors import EpochPassed, close_answer, open_answer
+from mlxd_controller.fleet.errors import EpochPassed, Failed, NodeLost, close_answer, open_answer
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError, WorkerExited, WorkerTimedOut
 
 ERRORS: list[MlxdError] = [
@@ -30,6 +30,20 @@ def test_a_later_controller_is_named() -> None:
     with pytest.raises(EpochPassed) as caught:
         open_answer(close_answer(EpochPassed("a", 7)))
     assert (caught.value.node, caught.value.held) == ("a", 7)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        Failed("OfAnotherVersion", (("field", 1),)),
+        Failed("WorkerExited", (("model", "m"),)),
+        Failed("WorkerExited", (("model", "m"), ("last_lines", ()), ("code", 3), ("more", 1))),
+    ],
+)
+def test_an_error_of_another_version_is_the_loss_of_the_node(answer: Failed) -> None:
+    """Whoever asked expects that, and no bug of a table."""
+    with pytest.raises(NodeLost, match=f"another version of mlxd: {answer.kind}"):
+        open_answer(answer)
 
 
 def test_an_answer_is_itself() -> None:

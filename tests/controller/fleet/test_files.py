@@ -15,7 +15,7 @@ from mlxd_controller.fleet.sending import STAGE, Sent, send_model
 from mlxd_controller.settings import StorePlaces
 from mlxd_models.files.digest import model_digest
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, StoreFull
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, PullFailed, StoreFull
 from mlxd_shared.domain.figures import LoadProgress
 from tests.support.fleets import FAKE, Nodes, follow, nodes_of
 from tests.support.tiny_model import write_tiny_model
@@ -41,6 +41,13 @@ def model(tmp_path: Path) -> Path:
 def copies(tmp_path: Path) -> Path:
     """Where a node keeps copies."""
     return tmp_path / "copies"
+
+
+@pytest.fixture
+def blocked(copies: Path) -> Path:
+    """A file where the folder of copies should be."""
+    copies.touch()
+    return copies
 
 
 @pytest_asyncio.fixture
@@ -105,7 +112,7 @@ async def test_a_model_is_copied_with_progress_and_then_there(
     assert {step.stage for step in steps} == {STAGE}
     assert [s.bytes_read for s in steps] == sorted(s.bytes_read for s in steps)
     assert steps[0].bytes_read == 0
-    assert steps[-1].bytes_read == steps[-1].bytes_total == sent.nbytes
+    assert steps[-1].bytes_read == steps[-1].bytes_total > 0
     assert not (copies / digest / "notes.txt").exists()
     assert await send(node, digest, model) == ([], Sent(sent.path))
 
@@ -123,7 +130,40 @@ async def test_a_copy_that_was_cut_off_goes_on(node: Node, model: Path) -> None:
     steps, sent = await send(node, digest, model)
 
     assert steps[0].bytes_read == len(half)
-    assert sent.nbytes == steps[-1].bytes_total - len(half)
+    assert model_digest(Path(sent.path)) == digest
+
+
+@pytest.mark.asyncio
+async def test_a_file_that_cannot_be_read_here_is_named(node: Node, model: Path) -> None:
+    """It is a fault of the model, or of this machine, never an error that nobody expects."""
+    async with aclosing(send_model(node, model_digest(model), model)) as steps:
+        await anext(steps)
+        (model / "config.json").unlink()
+        with pytest.raises(InvalidModel) as caught:
+            await anext(steps)
+    assert (caught.value.problem, caught.value.file) == ("missing", "config.json")
+
+
+@pytest.mark.asyncio
+async def test_a_snapshot_of_a_hub_is_copied_with_its_folders(node: Node, tmp_path: Path) -> None:
+    """All its files, those in folders too, are links to the repository's blobs."""
+    repository = tmp_path / "models--org--name"
+    snapshot = repository / "snapshots" / ("a" * 40)
+    written = write_tiny_model(tmp_path / "written")
+    (written / "1_Pooling").mkdir()
+    (written / "1_Pooling" / "config.json").write_text("{}")
+    for number, file in enumerate(f for f in sorted(written.rglob("*")) if f.is_file()):
+        blob = repository / "blobs" / str(number)
+        link = snapshot / file.relative_to(written)
+        for path in (blob, link):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        file.rename(blob)
+        link.symlink_to(blob)
+    digest = model_digest(snapshot)
+
+    _, sent = await send(node, digest, snapshot)
+
+    assert (Path(sent.path) / "1_Pooling" / "config.json").read_text() == "{}"
     assert model_digest(Path(sent.path)) == digest
 
 
@@ -153,6 +193,28 @@ async def test_what_does_not_follow_is_refused(node: Node, offset: int, chunk: b
     await node.begin_copy(DIGEST, (FileFact("config.json", 3),))
     with pytest.raises(InvalidRequest, match="offset"):
         await node.write_copy(DIGEST, 0, offset, chunk)
+
+
+@pytest.mark.asyncio
+async def test_a_copy_that_was_not_begun_is_refused(node: Node) -> None:
+    """As one of an agent that has restarted: the node is not lost for that."""
+    with pytest.raises(InvalidRequest, match="begun"):
+        await node.write_copy(DIGEST, 0, 0, b"a")
+    with pytest.raises(InvalidRequest, match="begun"):
+        await node.finish_copy(DIGEST)
+    await node.begin_copy(DIGEST, (FileFact("config.json", 3),))
+    for number in (-1, 1):
+        with pytest.raises(InvalidRequest, match="none of 1"):
+            await node.write_copy(DIGEST, number, 0, b"a")
+    assert not node.lost
+
+
+@pytest.mark.asyncio
+async def test_what_a_node_s_disk_refuses_is_the_copy_s_error(node: Node, blocked: Path) -> None:
+    """The load fails; the node is not lost for that."""
+    with pytest.raises(PullFailed, match=blocked.name):
+        await node.begin_copy(DIGEST, (FileFact("config.json", 3),))
+    assert not node.lost
 
 
 @pytest.mark.asyncio

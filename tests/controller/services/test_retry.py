@@ -26,7 +26,7 @@ from mlxd_shared.domain.errors import (
 from mlxd_shared.wire.status import RemoteError, from_call
 from tests.fakes.workers import Refusal
 from tests.support.calls import error_of
-from tests.support.controller_stack import Stack, controller_stack, request
+from tests.support.controller_stack import ROOMY, Stack, controller_stack, request
 from tests.support.turns import turn_until
 
 SECRET = "unix:/run/secret/w.sock"
@@ -116,7 +116,7 @@ async def test_a_format_that_takes_too_long_is_its_clients_matter(after: int) ->
 @pytest.mark.asyncio
 async def test_a_prompt_is_not_to_blame_where_somebody_kills_workers() -> None:
     """No process comes to SIGKILL by itself, but by want of memory; to other signals it does."""
-    async with controller_stack(oom_kills=lambda: 7) as stack:
+    async with controller_stack(oom_kills=lambda _: 7) as stack:
         stack.workers.script.refusals += [worker_death() for _ in range(DEATHS_MAX)]
         assert len(await stack.generate(text="innocent")) == 4
         stack.clock.now += config.STEADY_S
@@ -129,9 +129,14 @@ async def test_a_prompt_is_not_to_blame_where_somebody_kills_workers() -> None:
 
 @pytest.mark.asyncio
 async def test_a_prompt_that_uses_up_the_memory_is_refused() -> None:
-    """SIGKILL from the kernel, which counts those: the prompt may be to blame."""
+    """SIGKILL from the kernel, which counts those: the prompt may be to blame.
+
+    Only those of the machine count that the worker runs on.
+    """
     kills = itertools.count()
-    async with controller_stack(oom_kills=lambda: next(kills)) as stack:
+    async with controller_stack(
+        oom_kills=lambda device: next(kills) if device == ROOMY.name else 0
+    ) as stack:
         stack.workers.script.refusals += [worker_death() for _ in range(DEATHS_MAX)]
         error = await error_of(stack.inference.Generate(request(text="huge")))
 
