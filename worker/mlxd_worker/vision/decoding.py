@@ -1,8 +1,8 @@
 """From an image's file to the pixels that a model sees. Runs in the process of `image_process`.
 
 Invariants:
-- What a header says of width and height is checked before anything is decoded: by Pillow (13), as it
-  reads the header, because its WebP decoder has room for all pixels from then on; and here.
+- What a header says of width and height is checked before anything is decoded: by Pillow (13) as
+  it reads the header, because its WebP decoder has room for all pixels from then on; and here.
 - Of a photograph that is followed by others in its file (MPO), as cameras write, it is the first.
 - Pixels are those that transformers' processors have before they scale them: turned as the camera
   says, three colours without transparency, resized by Pillow, the middle cut out.
@@ -23,7 +23,6 @@ from PIL import Image, ImageOps
 from mlxd_shared import config
 from mlxd_shared.domain.chats import IMAGE_FORMATS
 from mlxd_worker.vision.asking import NAME_NBYTES
-
 
 _MPO: Final = "MPO"
 """What Pillow calls a JPEG that has an index of further ones behind it."""
