@@ -121,7 +121,7 @@ def answer_to(question):
         threading.Event().wait()
     return b"-read"
 
-serve(answer_to, limit_s=60, memory_nbytes_max=1 << 40)
+serve(answer_to, limit_s=600, memory_nbytes_max=1 << 40)
 """
 """Refuses every file but one, of which it finds no end."""
 
@@ -129,7 +129,8 @@ serve(answer_to, limit_s=60, memory_nbytes_max=1 << 40)
 async def test_who_leaves_ends_the_decoding_of_its_images(sight: Sight) -> None:
     """Where all turns are those of streams that left, the next one has one at once, and no pixel is
     counted any more; nor for one that left while it waited."""
-    room = ImageRoom(limit_s=2 * LONG_S, command=(sys.executable, "-c", PICKY))
+    command = (sys.executable, "-c", PICKY)
+    room = ImageRoom(limit_s=2 * LONG_S, all_limit_s=2 * LONG_S, command=command)
 
     async def stream(image: bytes) -> None:
         with room.hold(1, sight):

@@ -94,8 +94,8 @@ class RenderRoom:
             "sees": job.sees,
         }
         try:
-            asked = json.dumps(question).encode()
-            answer = self._children.ask(asked, limit_s=self._limit_s, stop=stop)
+            message = json.dumps(question).encode()
+            answer = self._children.ask(message, limit_s=self._limit_s, stop=stop)
         except Late:
             problem = f"takes longer than {self._limit_s:g} s"
             raise Trouble("bound", problem).error(job.file, job.nonce) from None
