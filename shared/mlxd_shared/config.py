@@ -138,6 +138,7 @@ DOCTOR_TOKENIZERS_MAX = 64  # of models on this machine, which are read
 # --- the gateway ------------------------------------------------------------------------------
 DEFAULT_HTTP_ADDRESS = "127.0.0.1:8556"
 HTTP_BODY_BYTES_MAX = 16 * MIB  # of a request; as JSON it is larger than what goes to a controller
+HTTP_BODY_HERE_BYTES_MAX = MIB  # what a larger one asks, images in base64, is read on a thread
 HTTP_HEAD_BYTES_MAX = 64 * KIB
 HTTP_HEAD_S = 30.0  # for a head, from a connection's or the head's own beginning
 HTTP_BODY_S = 60.0  # from a request's head to the end of its body
@@ -206,6 +207,8 @@ CHAT_RENDER_BYTES_MAX = GIB  # of address space
 IMAGE_READS_MAX = 2  # requests whose images are read at once
 IMAGE_READS_WAITING_MAX = 256
 IMAGE_READ_S = 10.0  # one image
+IMAGES_READ_S = 30.0  # all of a request's
+IMAGE_CHILD_IDLE_S = 60.0  # then it ends
 IMAGE_READ_BYTES_MAX = GIB  # of address space
 IMAGE_PIXELS_HELD_BYTES_MAX = 512 * MIB  # of streams that run or wait
 IMAGE_HELD_RETRY_S = 1.0

@@ -69,8 +69,13 @@ def _copy(source: Message, target: Message, room: int) -> int:
     """Copy what can appear in the first `room` characters of JSON; return the room left.
 
     Fields come in JSON's order, and JSON is no shorter than the texts in it: whatever is left out
-    or cut here lies beyond those characters.
+    or cut here lies beyond those characters. Of an image no byte is copied: what is told is its
+    type, and that it is one.
     """
+    if isinstance(source, inference_pb2.ContentPart) and source.HasField("image"):
+        image = inference_pb2.ContentPart(image=b"", media_type=source.media_type[:room])
+        target.CopyFrom(image)
+        return room - len(image.media_type) - 1
     for field, value in source.ListFields():
         if room <= 0:
             break

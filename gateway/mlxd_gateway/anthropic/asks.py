@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 import msgspec
@@ -45,13 +45,21 @@ _CHOICES = MappingProxyType(
         "tool": ToolChoice.REQUIRED,
     }
 )
-Placed = tuple[ChatMessage, str]
-"""A message, and the request's field that it comes from."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placed:
+    """A message, and where it comes from."""
+
+    message: ChatMessage
+    field: str
+    first: int = 0
+    """Which of the field's blocks its first part is: those before it are messages of their own."""
 
 
 def ask_message(request: r.MessageRequest) -> Ask:
     """Return what a request for a message asks."""
-    chat, places = _chat(request)
+    chat, names = _chat(request)
     config = request.output_config
     schema = None if config is None or config.format is None else bytes(config.format.schema)
     return Ask(
@@ -65,8 +73,8 @@ def ask_message(request: r.MessageRequest) -> Ask:
         response_format=(
             None if schema is None else ResponseFormat(FormatKind.JSON_SCHEMA, schema.decode())
         ),
-        fields=FIELDS,
-        places=places,
+        fields={**names, **FIELDS},
+        places=tuple(f"chat.messages[{index}]" for index in range(len(chat.messages))),
         rules=OF_ANTHROPIC,
     )
 
@@ -76,21 +84,21 @@ def ask_count(request: r.CountRequest) -> Ask:
 
     What is evaluated for it is kept, and not evaluated again for the message itself.
     """
-    chat, places = _chat(request)
+    chat, names = _chat(request)
     greedy = SamplingOptions(temperature=0.0)
     return Ask(
         request.model,
         chat,
         greedy,
         max_tokens=1,
-        fields=FIELDS,
-        places=places,
+        fields={**names, **FIELDS},
+        places=tuple(f"chat.messages[{index}]" for index in range(len(chat.messages))),
         rules=OF_ANTHROPIC,
     )
 
 
-def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, ...]]:
-    """Return the conversation, and the request's field of each of its messages."""
+def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, dict[str, str]]:
+    """Return the conversation, and the request's names of its messages' fields."""
     placed = [
         *_system(request.system),
         *(
@@ -108,7 +116,7 @@ def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, 
     if sent.type != "tool" and sent.name is not None:
         raise BadField("tool_choice.name", f'means nothing with type "{sent.type}"')
     chat = Chat(
-        tuple(message for message, _ in placed),
+        tuple(each.message for each in placed),
         tools_json=tuple(map(_tool, request.tools or ())),
         variables_json=_variables(request),
         tool_choice=_CHOICES[sent.type],
@@ -117,12 +125,24 @@ def _chat(request: r.MessageRequest | r.CountRequest) -> tuple[Chat, tuple[str, 
         if sent.disable_parallel_tool_use is None
         else (not sent.disable_parallel_tool_use),
     )
-    return chat, tuple(place for _, place in placed)
+    return chat, _names_of(placed)
+
+
+def _names_of(placed: Sequence[Placed]) -> dict[str, str]:
+    """Return the request's names of messages' fields, those of single parts first."""
+    names: dict[str, str] = {}
+    for index, each in enumerate(placed):
+        if each.first:
+            for part in range(len(each.message.parts)):
+                block = f"{each.field}.content[{each.first + part}]"
+                names[f"chat.messages[{index}].content[{part}]"] = block
+        names[f"chat.messages[{index}]"] = each.field
+    return names
 
 
 def _system(system: str | list[r.Text] | None) -> Iterator[Placed]:
     if system:
-        yield ChatMessage("system", _text(system)), "system"
+        yield Placed(ChatMessage("system", _text(system)), "system")
 
 
 def _messages(message: r.User | r.Assistant | r.System, place: str) -> Iterator[Placed]:
@@ -130,13 +150,14 @@ def _messages(message: r.User | r.Assistant | r.System, place: str) -> Iterator[
     content = message.content
     match message:
         case r.Assistant():
-            yield _assistant(message), place
+            yield Placed(_assistant(message), place)
         case r.User() if isinstance(content, list):
             yield from _user_blocks(message, place)
         case _:
             role = str(message.__struct_config__.tag)
             assert isinstance(content, str) or isinstance(message, r.System)
-            yield ChatMessage(role, _text(message.content)), place  # type: ignore[arg-type]
+            said = ChatMessage(role, _text(message.content))  # type: ignore[arg-type]
+            yield Placed(said, place)
 
 
 def _user_blocks(message: r.User, place: str) -> Iterator[Placed]:
@@ -146,14 +167,14 @@ def _user_blocks(message: r.User, place: str) -> Iterator[Placed]:
         here = f"{place}.content[{index}]"
         if isinstance(block, r.ToolResult):
             if run:
-                yield _say("user", run), place
+                yield Placed(_say("user", run), place, index - len(run))
                 run = []
             answer = _say("tool", _parts_in(block.content, here))
-            yield replace(answer, tool_call_id=block.tool_use_id), here
+            yield Placed(replace(answer, tool_call_id=block.tool_use_id), here)
         elif isinstance(block, r.Text | r.Image):
             run.append(_part(block, here))
     if run or not message.content:
-        yield _say("user", run), place
+        yield Placed(_say("user", run), place, len(message.content) - len(run))
 
 
 def _parts_in(content: str | list[r.ResultBlock] | None, place: str) -> list[ContentPart]:

@@ -71,7 +71,7 @@ def reader_of(
 
     It raises Refused where nobody knows the caller, the body is too large, too slow or not JSON, or
     there is no room for it, BadField for a field, and starlette's ClientDisconnect where the client
-    goes.
+    goes. The request's `state.body_nbytes` says how long its body was.
     """
     decoder = msgspec.json.Decoder(kind)
 
@@ -80,7 +80,9 @@ def reader_of(
         await callers.check()
         room: Room = request.app.state.room
         with room.lend() as take:
-            struct = decode(decoder, prepare(await read_body(request, take)))
+            body = await read_body(request, take)
+            request.state.body_nbytes = len(body)
+            struct = decode(decoder, prepare(body))
         refuse(struct)
         let_go(struct)
         return struct

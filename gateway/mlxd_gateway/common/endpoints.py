@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 from uuid import uuid4
 
 from starlette.requests import Request
@@ -21,6 +23,7 @@ REQUEST_ID = "mlxd.request_id"
 OWNER = "mlxd.owner"
 """The key of what tells one key's requests from another's there."""
 _UNIQUE_CHARS = 8
+_T = TypeVar("_T")
 
 
 def owner_of(request: Request) -> str:
@@ -56,6 +59,17 @@ def source_of(request: Request, asks: Sequence[Ask]) -> Source:
     """Return what answers a request of one prompt or several; it is not begun."""
     generations = [generation_of(request, ask) for ask in asks]
     return generations[0] if len(generations) == 1 else Batch(generations)
+
+
+async def translate(request: Request, ask: Callable[[_T], Ask], body: _T) -> Ask:
+    """Return what a body asks, by `ask`: on a thread where it is long, as images in base64 are.
+
+    Raises:
+        BadField: a field is not what it should be.
+    """
+    if request.state.body_nbytes <= config.HTTP_BODY_HERE_BYTES_MAX:
+        return ask(body)
+    return await asyncio.to_thread(ask, body)
 
 
 async def embed_texts(

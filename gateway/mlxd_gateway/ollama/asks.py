@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from types import MappingProxyType
 
 import msgspec
@@ -75,9 +76,11 @@ def ask_generate(request: r.GenerateRequest) -> Ask:
     parts = _parts(prompt, request.images, "images")
     said = ChatMessage("user", "" if parts else prompt, parts=parts)
     chat = Chat((*system, said), variables_json=_variables(request.think))
-    places = ("system", "prompt") if system else ("prompt",)
+    own = f"chat.messages[{len(system)}]"
+    places = ("system", own) if system else (own,)
+    fields = {f"{own}.images": "images", own: "prompt", **FIELDS}
     plain = f"{request.system}\n\n{prompt}" if request.system else prompt
-    return _ask(request, chat, places=places, plain=None if parts else plain)
+    return _ask(request, chat, places=places, fields=fields, plain=None if parts else plain)
 
 
 def keep_alive_s(value: float | str | None) -> float | None:
@@ -99,6 +102,7 @@ def _ask(
     prompt: str | Chat,
     *,
     places: tuple[str, ...] = (),
+    fields: Mapping[str, str] = FIELDS,
     plain: str | None = None,
 ) -> Ask:
     options = request.options or r.Options()
@@ -126,7 +130,7 @@ def _ask(
         response_format=_format(request.format),
         keep_alive_s=keep_alive_s(request.keep_alive),
         plain=plain,
-        fields=FIELDS,
+        fields=fields,
         places=places,
         images_at=r".images[\g<index>]",
     )

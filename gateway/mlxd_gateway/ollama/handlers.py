@@ -11,7 +11,13 @@ from starlette.routing import Route
 from mlxd import Client, Completion, LoadSpec, Model, ModelState, __version__
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.bodies import reader_of
-from mlxd_gateway.common.endpoints import client_of, clients_of, embed_texts, generation_of
+from mlxd_gateway.common.endpoints import (
+    client_of,
+    clients_of,
+    embed_texts,
+    generation_of,
+    translate,
+)
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.generation import under_any_name
 from mlxd_gateway.common.responses import LINES, gather, json_response, stream, while_there
@@ -35,7 +41,8 @@ async def chat(request: Request) -> Response:
     lines = a.Lines(body.model, chat=True)
     if not body.messages:
         return await _load(request, body, lines)
-    return await _answer(request, ask_chat(body), lines, streams=body.stream is not False)
+    ask = await translate(request, ask_chat, body)
+    return await _answer(request, ask, lines, streams=body.stream is not False)
 
 
 async def generate(request: Request) -> Response:
@@ -44,7 +51,8 @@ async def generate(request: Request) -> Response:
     lines = a.Lines(body.model, chat=False)
     if not body.prompt:
         return await _load(request, body, lines)
-    return await _answer(request, ask_generate(body), lines, streams=body.stream is not False)
+    ask = await translate(request, ask_generate, body)
+    return await _answer(request, ask, lines, streams=body.stream is not False)
 
 
 async def _answer(request: Request, ask: Ask, lines: a.Lines, *, streams: bool) -> Response:

@@ -254,8 +254,6 @@ def _message(
     role = str(message.__struct_config__.tag)
     content = _text(message.content)
     parts = _parts(message.content, place)
-    if parts and not isinstance(message, r.User | r.Tool):
-        raise BadField(f"{place}.content", "images are a user's or a tool's to send")
     match message:
         case r.Assistant():
             if message.reasoning and message.reasoning_content:
@@ -270,6 +268,7 @@ def _message(
                 reasoning=message.reasoning_content or message.reasoning or "",
                 tool_calls=tuple(calls),
                 name=message.name or "",
+                parts=parts,
             )
         case r.Tool():
             name = message.name or ""

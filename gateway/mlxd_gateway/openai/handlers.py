@@ -13,7 +13,13 @@ from starlette.routing import Route
 
 from mlxd import Completion, Model
 from mlxd_gateway.common.bodies import reader_of
-from mlxd_gateway.common.endpoints import client_of, embed_texts, generation_of, source_of
+from mlxd_gateway.common.endpoints import (
+    client_of,
+    embed_texts,
+    generation_of,
+    source_of,
+    translate,
+)
 from mlxd_gateway.common.generation import under_any_name
 from mlxd_gateway.common.responses import (
     EVENT_STREAM,
@@ -35,7 +41,7 @@ _read_embedding = reader_of(r.EmbeddingRequest)
 async def complete_chat(request: Request) -> Response:
     """POST /v1/chat/completions."""
     body = await _read_chat(request)
-    generation = generation_of(request, ask_chat(body))
+    generation = generation_of(request, await translate(request, ask_chat, body))
     head = a.Head(f"chatcmpl-{uuid4().hex}", body.model)
     if body.stream:
         writer = a.ChatWriter(head, usage=_wants_usage(body), choices=body.n or 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import threading
 import tracemalloc
 
@@ -104,6 +105,23 @@ def test_of_a_large_chat_no_more_is_made_than_shows() -> None:
 
     assert len(shown) == config.LOGGED_CHARS_MAX
     assert peak_nbytes < 16 * config.LOGGED_CHARS_MAX < request.ByteSize() / 8
+
+
+def test_of_an_image_no_byte_is_copied() -> None:
+    """Eight MiB of one: it is told to be there, and its type, and what is said behind it."""
+    image = pb.ContentPart(image=bytes(config.IMAGE_BYTES_MAX), media_type="image/png")
+    message = pb.ChatMessage(parts=[image, pb.ContentPart(text="what?")])
+    request = pb.GenerateRequest(chat=pb.ChatPrompt(messages=[message]))
+    tracemalloc.start()
+    try:
+        shown = prompt_of(request, config.LOGGED_CHARS_MAX)
+        peak_nbytes = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+    parts = [{"image": "", "mediaType": "image/png"}, {"text": "what?"}]
+    assert json.loads(str(shown)) == {"messages": [{"parts": parts}]}
+    assert peak_nbytes < config.IMAGE_BYTES_MAX / 8
 
 
 @pytest.mark.asyncio

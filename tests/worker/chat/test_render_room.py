@@ -28,6 +28,7 @@ from mlxd_shared.domain.errors import (
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.render_process import answer_job
 from mlxd_worker.chat.room import RenderRoom
+from mlxd_worker.killable.questions import Stop
 from mlxd_worker.text.tokenizer import Tokenizer
 from tests.support.busy_threads import busy_threads
 from tests.worker.chat.test_control_tokens import make_raw
@@ -202,9 +203,9 @@ class HeldRoom(RenderRoom):
         super().__init__(renders_max=1, waiting_max=1, limit_s=LONG_S)
         self.go = threading.Event()
 
-    def _render(self, wanted: ChatFormat, chat: Chat) -> tuple[str, str, ChatPrompt]:
+    def _render(self, wanted: ChatFormat, chat: Chat, stop: Stop) -> tuple[str, str, ChatPrompt]:
         assert self.go.wait(LONG_S)
-        return super()._render(wanted, chat)
+        return super()._render(wanted, chat, stop)
 
 
 @pytest.mark.asyncio(loop_scope="module")

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+import mlx.core as mx
 import pytest
 
 from mlxd_models.families.registry import REGISTRY
-from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.files.image_settings import ImageSettings, read_image_settings
 from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.models.base import Sighted
 from mlxd_worker.tokenizing.files import load_tokenizer
@@ -111,6 +112,34 @@ def test_features_are_kept_within_their_budget(seeing: Seeing) -> None:
     assert {array.nbytes for array in kept.values()} == {4 * sizes.tokens * sizes.hidden}
     seeing.gallery.clear()
     assert not seeing.gallery.arrays()
+
+
+@dataclass(slots=True)
+class Counted(Sighted):
+    """A model that sees, and notes how many images' features there are when it is done."""
+
+    model: Sighted
+    held: Callable[[], int]
+    most: int = 0
+
+    def see(self, pixels: mx.array, settings: ImageSettings) -> mx.array:
+        """See, and count what there is beside."""
+        self.most = max(self.most, self.held() + pixels.shape[0])
+        return self.model.see(pixels, settings)
+
+
+def test_room_is_made_before_an_image_is_seen(seeing: Seeing) -> None:
+    """Features of no more images than are kept are there at any time, and what a pass needs of
+    those that are kept is not dropped for it."""
+    first, second, third = images()
+    gallery = seeing.gallery
+    counted = gallery._model = Counted(gallery._model, lambda: len(gallery.arrays()))
+    for image in (first, second, third):
+        seeing.run(seeing.place(image))
+    assert counted.most == 2
+    seeing.tiny.prefix.clear()
+    seeing.run(seeing.place(second, before=(70,)))
+    assert gallery.seen == 3
 
 
 def test_rows_with_images_share_a_batch_with_text(seeing: Seeing) -> None:

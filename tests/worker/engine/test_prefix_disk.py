@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 from mlxd_shared.blocks.block_file import Block, Part
 from mlxd_shared.domain.requests import KVFormat
+from mlxd_worker.vision.sight import key_of_image
 from tests.support.engines import TinyEngine, tiny_engine
 from tests.support.kept_on_disk import BLOCK_TOKENS, disk_of, engine_with_disk
 from tests.support.remembering import MEMORIES, WINDOW, answer_of, tokens_of
@@ -107,6 +108,22 @@ def test_few_bits_come_back_as_they_were(tmp_path: Path, kv: KVFormat) -> None:
 
     with engine_with_disk(DEMO, tmp_path / "blocks", **options) as second:
         assert ask(second, (*PROMPT[: WHOLE + 1],)) == (from_memory, WHOLE)
+
+
+def test_nothing_is_read_up_to_within_an_image(standard: Path, tmp_path: Path) -> None:
+    """Of blocks that end there none is read, unless one behind it ends without an image."""
+    begin, image = BLOCK_TOKENS - 4, key_of_image(b"shown", BLOCK_TOKENS)
+    keys = (*PROMPT[:begin], *image, *PROMPT[begin + BLOCK_TOKENS :])
+    with engine_with_disk(standard, tmp_path / "blocks", save=True) as first:
+        for length in (2 * BLOCK_TOKENS - 2, len(PROMPT)):
+            first.alone(PROMPT[:length], keys=keys[:length])
+
+    within = 2 * BLOCK_TOKENS - 4
+    for length, cached in ((within, 0), (len(PROMPT), WHOLE)):
+        with engine_with_disk(standard, tmp_path / "blocks") as second:
+            sink = second.alone(PROMPT[:length], keys=keys[:length])
+            assert answer_of(sink).cached == cached
+            assert (disk_of(second).tier.store.counts.read > 0) is (cached > 0)
 
 
 def test_a_trained_model_goes_on_alike(tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ async def test_a_conversations_many_ids_are_checked_off_the_loop(count: int) -> 
     worker: Any = SimpleNamespace(chats=Chats(), tokens=None)
     loaded: Any = SimpleNamespace(
         tokenizer=Tokenizer(byte_level(), bos_id=None, add_bos=None, eos_ids=()),
-        vocab_size=1 << 20, context_length=1 << 20, chat=object(),
+        vocab_size=1 << 20, context_length=1 << 20, chat=object(), sight=None,
     )  # fmt: skip
     calls: list[str] = []
 

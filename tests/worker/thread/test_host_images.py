@@ -6,17 +6,23 @@ import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlxd_models.files.image_settings import ImageSettings
+from mlxd_models.sizes.sight_sizes import SightSizes
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded
 from mlxd_shared.domain.requests import LoadSpec
 from mlxd_shared.ops.backends import choose_backend, installed_versions
 from mlxd_worker.engine.request import StreamId, Submit
+from mlxd_worker.models.base import Sighted
 from mlxd_worker.thread.facts import Loaded, LoadJob
 from mlxd_worker.thread.host import ModelHost
-from mlxd_worker.vision.sight import place_images
+from mlxd_worker.thread.resident import open_gallery
+from mlxd_worker.vision.sight import Sight, place_images
 from tests.support.engines import GREEDY, Collected
 from tests.support.mlx_memory import live_nbytes
 from tests.support.seeing import SIDE, TOKENS, write_seeing_model
@@ -114,3 +120,36 @@ def test_a_model_that_does_not_say_how_it_sees_is_refused(hosted: Hosted) -> Non
     config.write_text(said.replace(written, '"image_token_id": 100'), encoding="utf-8")
     with pytest.raises(InvalidModel, match="no control token"):
         hosted.load()
+
+
+class Towers(Sighted):
+    """Sees nothing but how many images it is shown, and fails where it is to."""
+
+    def __init__(self, *, fails: bool = False) -> None:
+        """Be shown nothing yet."""
+        self.shown: list[int] = []
+        self._fails = fails
+
+    def see(self, pixels: mx.array, settings: ImageSettings) -> mx.array:
+        """Return features of nothing."""
+        if self._fails:
+            raise RuntimeError("no kernel")
+        self.shown.append(pixels.shape[0])
+        return mx.zeros((pixels.shape[0], TOKENS, HIDDEN))
+
+
+@pytest.mark.parametrize(("device", "shown"), [(DeviceKind.CPU, []), (DeviceKind.CUDA, [1])])
+def test_one_blank_image_warms_a_tower(device: DeviceKind, shown: list[int]) -> None:
+    """Where something is compiled for it, and then nothing of it is kept; where that fails, it is
+    the model that is refused."""
+    plain = ImageSettings(SIDE, None, 3, 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    sizes = SightSizes(token_id=5, tokens=TOKENS, side=SIDE, hidden=HIDDEN, pass_values=1)
+    towers: Any = Towers()
+    gallery = open_gallery(towers, Sight(sizes, plain), device)
+    assert gallery is not None
+    assert towers.shown == shown
+    assert not gallery.arrays()
+    failing: Any = Towers(fails=True)
+    if shown:
+        with pytest.raises(InvalidModel, match="cannot see a blank image: no kernel"):
+            open_gallery(failing, Sight(sizes, plain), device)

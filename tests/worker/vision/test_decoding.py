@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import struct
 import zlib
@@ -67,6 +68,16 @@ def test_four_formats_are_read(kind: str) -> None:
     assert f"and is said to be {wrong}" in refusal(content, wrong)
 
 
+def test_a_photograph_with_others_behind_it_is_the_first() -> None:
+    """Cameras write a JPEG with an index of more (MPO): it is a JPEG, and its first frame."""
+    first, others = picture(1), [picture(2), picture(3)]
+    content = encode_image(first, "MPO", save_all=True, append_images=others, quality=95)
+    with Image.open(io.BytesIO(content)) as image:
+        assert image.format == "MPO"
+    alone = pixels_of(encode_image(first, "JPEG", quality=95))
+    assert (pixels_of(content, media_type="image/jpeg") == alone).all()
+
+
 def test_colours_and_turns_are_settled() -> None:
     """Palettes, greys and transparency become three colours; a camera's turn is undone."""
     image = picture(2, width=40, height=40)
@@ -102,11 +113,26 @@ def png_of(width: int, height: int, body: bytes = b"") -> bytes:
     return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
 
 
-def test_a_header_is_judged_before_its_pixels() -> None:
-    """Too many pixels, or a side too long, are refused by their numbers, however small the file."""
+def webp_of(width: int, height: int) -> bytes:
+    """Return a WebP of one pixel whose header says so."""
+    whole = encode_image(picture(1, width=1, height=1), "WEBP", lossless=True)
+    assert whole[12:16] == b"VP8L"
+    size = (width - 1) | (height - 1) << 14
+    return whole[:21] + size.to_bytes(4, "little") + whole[25:]
+
+
+def test_a_header_is_judged_before_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Too many pixels, or a side too long, are refused by their numbers, however small the file;
+    no decoder of WebP, which has room for all pixels at once, is made."""
     most = config.IMAGE_PIXELS_MAX
     bomb = png_of(8192, 8192, zlib.compress(bytes(1 << 20)))
-    assert refusal(bomb) == f"{8192 * 8192} pixels; at most {most}"
+    assert refusal(bomb) == f"too many pixels; at most {most}"
+    assert "pixels; at most" not in refusal(png_of(8192, most // 8192))
+    with monkeypatch.context() as patched:
+        made: list[bytes] = []
+        patched.setattr("PIL._webp.WebPAnimDecoder", made.append)
+        assert refusal(webp_of(8192, 8192)) == f"too many pixels; at most {most}"
+        assert not made
     side = config.IMAGE_SIDE_MAX
     assert refusal(png_of(side + 1, 1)) == f"{side + 1} x 1 pixels; a side has at most {side}"
     assert "several frames" in refusal(

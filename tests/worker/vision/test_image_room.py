@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 
 import pytest
 import pytest_asyncio
 
 from mlxd_models.files.image_settings import read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
+from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat, ChatMessage, ContentPart
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
 from mlxd_worker.vision.room import ImageRoom
@@ -41,7 +45,7 @@ def sight(tmp_path_factory: pytest.TempPathFactory) -> Sight:
 @pytest_asyncio.fixture(loop_scope="module", scope="module")
 async def room() -> AsyncIterator[ImageRoom]:
     """One room for all: processes that were killed are replaced."""
-    made_room = ImageRoom(limit_s=LONG_S)
+    made_room = ImageRoom(limit_s=LONG_S, all_limit_s=16 * LONG_S)
     yield made_room
     await made_room.close()
 
@@ -50,6 +54,18 @@ def chat_of(*images: bytes) -> Chat:
     """Return a chat in which a user shows images, then says something."""
     parts = (*(ContentPart(image=image) for image in images), ContentPart("what is it?"))
     return Chat((ChatMessage("user", "hi"), ChatMessage("user", parts=parts)))
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait for what other threads and processes bring about."""
+    stops_s = time.monotonic() + LONG_S
+
+    def wait() -> None:
+        while not happened() and time.monotonic() < stops_s:
+            os.sched_yield()
+
+    await asyncio.to_thread(wait)
+    assert happened()
 
 
 async def test_images_come_in_order_each_under_its_name(room: ImageRoom, sight: Sight) -> None:
@@ -94,6 +110,76 @@ async def test_what_a_file_does_to_its_child_is_its_own_error(
     assert words in violation.description
     with pytest.raises(ShuttingDown):
         await room.read(chat_of(encode_image(picture(1))), sight)
+
+
+PICKY = """
+import threading
+from mlxd_worker.killable.process import serve
+
+def answer_to(question):
+    if question.endswith(b"hang"):
+        threading.Event().wait()
+    return b"-read"
+
+serve(answer_to, limit_s=600, memory_nbytes_max=1 << 40)
+"""
+"""Refuses every file but one, of which it finds no end."""
+
+
+async def test_who_leaves_ends_the_decoding_of_its_images(sight: Sight) -> None:
+    """Where all turns are those of streams that left, the next one has one at once, and no pixel is
+    counted any more; nor for one that left while it waited."""
+    command = (sys.executable, "-c", PICKY)
+    room = ImageRoom(limit_s=2 * LONG_S, all_limit_s=2 * LONG_S, command=command)
+
+    async def stream(image: bytes) -> None:
+        with room.hold(1, sight):
+            await room.read(chat_of(image), sight)
+
+    count = config.IMAGE_READS_MAX + 1
+    streams = [asyncio.create_task(stream(b"hang")) for _ in range(count)]
+    await until(lambda: len(room._children._children) == config.IMAGE_READS_MAX)
+    for each in streams:
+        each.cancel()
+    await asyncio.wait(streams)
+    with pytest.raises(InvalidRequest, match="read"):
+        await asyncio.wait_for(stream(b"other"), LONG_S)
+    await until(lambda: not room.held_nbytes)
+    await room.close()
+
+
+async def test_a_requests_images_have_one_time_for_all(sight: Sight) -> None:
+    """However many there are and whatever each may take; the image that is at it is named."""
+    command = (sys.executable, "-c", PICKY)
+    room = ImageRoom(limit_s=LONG_S, all_limit_s=0.5, command=command)
+    with pytest.raises(InvalidRequest, match="images take longer than"):
+        await room.read(chat_of(b"hang"), sight)
+    await room.close()
+
+
+async def test_children_rest_when_no_image_comes(sight: Sight) -> None:
+    """After a while without one they end; the next image has another."""
+    room = ImageRoom(limit_s=LONG_S, all_limit_s=LONG_S, idle_s=0.0)
+    for _ in range(2):
+        assert len(await room.read(chat_of(encode_image(picture(1))), sight)) == 1
+        await until(lambda: not room._children._children)
+    await room.close()
+
+
+async def test_so_many_wait_and_no_more(sight: Sight) -> None:
+    """Beyond those that are decoded and those that may wait a request is refused."""
+    room = ImageRoom(waiting_max=1, limit_s=LONG_S, command=(sys.executable, "-c", PICKY))
+    reads = [
+        asyncio.create_task(room.read(chat_of(b"hang"), sight))
+        for _ in range(config.IMAGE_READS_MAX + 1)
+    ]
+    await asyncio.sleep(0)
+    with pytest.raises(QueueFull):
+        await room.read(chat_of(b"other"), sight)
+    for each in reads:
+        each.cancel()
+    await asyncio.wait(reads)
+    await room.close()
 
 
 async def test_pixels_are_counted_before_they_are_there(sight: Sight) -> None:

@@ -5,16 +5,14 @@ Invariants:
   most CHAT_RENDERS_WAITING_MAX more wait.
 - The event loop looks at no text that was rendered, nor at its ids: whatever takes time in
   proportion to them is done on the thread that asked for the text, or that has the ids found.
-- A rendering is over after CHAT_RENDER_S: its child is killed then, and replaced when needed.
+- A rendering is over after CHAT_RENDER_S, or when nobody waits for its text any more: its child is
+  killed then, and replaced when needed.
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import sys
-from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final
@@ -25,9 +23,9 @@ from mlxd_shared.domain.errors import ShuttingDown
 from mlxd_worker.chat.format import ChatFormat, ChatPrompt
 from mlxd_worker.chat.trouble import Trouble
 from mlxd_worker.killable.pool import Pool
-from mlxd_worker.killable.questions import Closed, Died, Late
+from mlxd_worker.killable.questions import Closed, Died, Late, Stop
+from mlxd_worker.rooms.askers import Askers
 from mlxd_worker.tokenizing.room import TokenRoom
-from mlxd_worker.tokenizing.turns import Turns
 
 COMMAND: Final = (sys.executable, "-m", "mlxd_worker.chat.render_process")
 
@@ -47,17 +45,14 @@ class RenderRoom:
     ) -> None:
         """Start no process yet."""
         self._children = Pool(COMMAND)
-        self._turns = Turns(
+        self._askers = Askers(
             "conversations to render",
+            self._children,
             turns_max=renders_max,
             waiting_max=waiting_max,
-            waiting_nbytes_max=0,
         )
-        # Of their own: the event loop's are few, and other work there would wait.
-        self._threads = ThreadPoolExecutor(renders_max, "render")
         self._limit_s = limit_s
         self._tokens = TokenRoom()
-        self._closed = False
 
     async def render(
         self, wanted: ChatFormat, chat: Chat, tokens: TokenRoom | None = None
@@ -72,11 +67,8 @@ class RenderRoom:
             QueueFull: too many wait.
             ShuttingDown: the room is closed.
         """
-        await self._turns.acquire("chat", 0)
-        # It keeps its turn to its end, even if abandoned: a thread cannot be stopped.
-        task = asyncio.create_task(self._render_on_thread(wanted, chat))
-        task.add_done_callback(self._over)
-        text, nonce, prompt = await asyncio.shield(task)
+        render = partial(self._render, wanted, chat)
+        text, nonce, prompt = await self._askers.do("chat", render)
         ids = await (tokens or self._tokens).encode_chat(
             wanted.tokenizer,
             text,
@@ -88,24 +80,10 @@ class RenderRoom:
 
     async def close(self) -> None:
         """End the children; render no more."""
-        self._closed = True
-        await asyncio.to_thread(self._children.close)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._askers.close()
         await self._tokens.close()
 
-    def _over(self, task: asyncio.Task[_Rendered]) -> None:
-        self._turns.release()
-        if not task.cancelled():
-            task.exception()  # a waiter has it; without one there is nothing to warn of
-
-    async def _render_on_thread(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
-        if self._closed:
-            raise ShuttingDown
-        loop = asyncio.get_running_loop()
-        work = partial(self._render, wanted, chat)
-        return await loop.run_in_executor(self._threads, copy_context().run, work)
-
-    def _render(self, wanted: ChatFormat, chat: Chat) -> _Rendered:
+    def _render(self, wanted: ChatFormat, chat: Chat, stop: Stop) -> _Rendered:
         """Return a conversation's text, and its prompt but for the ids."""
         job = wanted.job(chat)
         question = {
@@ -116,7 +94,8 @@ class RenderRoom:
             "sees": job.sees,
         }
         try:
-            answer = self._children.ask(json.dumps(question).encode(), limit_s=self._limit_s)
+            message = json.dumps(question).encode()
+            answer = self._children.ask(message, limit_s=self._limit_s, stop=stop)
         except Late:
             problem = f"takes longer than {self._limit_s:g} s"
             raise Trouble("bound", problem).error(job.file, job.nonce) from None

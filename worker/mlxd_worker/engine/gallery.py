@@ -4,8 +4,9 @@ Invariants:
 - An image is seen when a pass is about to read a place of it, at most IMAGES_TOGETHER_MAX at once,
   whoever's they are; the same image of two rows once.
 - Features are kept for the next chunk, and for the next prompt that shows the same image: of
-  IMAGE_FEATURES_KEPT_MAX images, the one used longest ago going first. What is gone is seen again,
-  from the pixels that the row has: nothing of a stream depends on what is kept.
+  IMAGE_FEATURES_KEPT_MAX images, the one used longest ago going first, and before new ones are
+  made: no more are held at any time, but for those of one pass. What is gone is seen again, from
+  the pixels that the row has: nothing of a stream depends on what is kept.
 - Each image's features are an array of their own, so that the ledger counts every byte once.
 - Engine thread only.
 """
@@ -35,14 +36,12 @@ class Gallery:
         settings: ImageSettings,
         *,
         kept_max: int = config.IMAGE_FEATURES_KEPT_MAX,
-        together_max: int = config.IMAGES_TOGETHER_MAX,
     ) -> None:
         """Keep nothing yet."""
         self._model = model
         self.sizes = sizes
         self._settings = settings
         self._kept_max = kept_max
-        self._together_max = together_max
         self._features: OrderedDict[bytes, mx.array] = OrderedDict()
         """By the image's name, [tokens, hidden], the one used last at the end."""
         self.seen = 0
@@ -68,13 +67,13 @@ class Gallery:
         inlays = tuple(
             Inlay(place, features[image.name][begin:end]) for image, place, begin, end in shown
         )
-        self._drop_oldest()
+        self._drop_oldest(self._kept_max)
         return inlays
 
     def warm_up(self) -> None:
-        """See as many blank images as are seen at once, so that no request pays for it."""
+        """See a blank image, so that no request pays for what a device compiles."""
         blank = bytes(self.sizes.pixels_nbytes)
-        self._see([Image(b"", 0, self.sizes.tokens, blank)] * self._together_max)
+        self._see([Image(b"", 0, self.sizes.tokens, blank)])
         self.clear()
 
     def clear(self) -> None:
@@ -84,10 +83,11 @@ class Gallery:
     def _look(self, images: Mapping[bytes, Image]) -> Mapping[bytes, mx.array]:
         """Return the features of images, of which those that are not kept are seen now."""
         new = [image for name, image in images.items() if name not in self._features]
-        for at in range(0, len(new), self._together_max):
-            self._see(new[at : at + self._together_max])
-        for name in images:
+        for name in images.keys() & self._features.keys():
             self._features.move_to_end(name)
+        self._drop_oldest(max(self._kept_max - len(new), len(images) - len(new)))
+        for at in range(0, len(new), config.IMAGES_TOGETHER_MAX):
+            self._see(new[at : at + config.IMAGES_TOGETHER_MAX])
         return {name: self._features[name] for name in images}
 
     def _see(self, images: Sequence[Image]) -> None:
@@ -101,6 +101,7 @@ class Gallery:
             mx.eval(kept)
         self.seen += len(images)
 
-    def _drop_oldest(self) -> None:
-        while len(self._features) > self._kept_max:
+    def _drop_oldest(self, left: int) -> None:
+        """Forget all but so many, which were used last."""
+        while len(self._features) > left:
             self._features.popitem(last=False)

@@ -14,7 +14,6 @@ import uuid
 from array import array
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
-from typing import Any
 
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat, chat_images
@@ -85,11 +84,10 @@ async def generate(
         echo = await echo_of(worker, spec, loaded, prompt.ids)
         constraint = await _compile(worker, spec, loaded, prompt)
         reader = worker.engine.reader()
+        drawn = int.from_bytes(os.urandom(8), "little")
         request = Submit(
             stream=stream,
-            sampling=resolve(
-                merge(spec.sampling, loaded.sampling), seed=int.from_bytes(os.urandom(8), "little")
-            ),
+            sampling=resolve(merge(spec.sampling, loaded.sampling), seed=drawn),
             max_tokens=spec.max_tokens,
             stop=spec.stop,
             stop_token_ids=frozenset(spec.stop_token_ids),
@@ -107,8 +105,11 @@ async def generate(
             deadline_s=None if left_s is None else accepted_s + left_s,
             constraint=constraint,
             shown=prompt.shown,
-            **_replay(prompt, spec, by_steps=len(spec.resumed) <= worker.replay_steps_max),
+            prompt=prompt.ids,
+            images=prompt.images,
+            keys=prompt.keys,
         )
+        request = _replay(request, spec.resumed, steps_max=worker.replay_steps_max)
         seed: int | None = request.sampling.seed
         ended = False
         with worker.running(request, loaded):
@@ -134,14 +135,12 @@ def _count_images(spec: GenerateSpec) -> int:
     return sum(1 for _ in chat_images(chat)) if isinstance(chat, Chat) else 0
 
 
-def _replay(prompt: Prompt, spec: GenerateSpec, *, by_steps: bool) -> dict[str, Any]:
-    """Return what a prompt, and the output of an earlier worker, are in a stream's request."""
-    fields: dict[str, Any] = {"images": prompt.images}
-    if by_steps:
-        return {**fields, "prompt": prompt.ids, "keys": prompt.keys, "forced": spec.resumed}
-    keys = prompt.keys and prompt.keys + spec.resumed
-    whole = prompt.ids + spec.resumed
-    return {**fields, "prompt": whole, "keys": keys, "resumed": len(spec.resumed)}
+def _replay(request: Submit, resumed: tuple[int, ...], *, steps_max: int) -> Submit:
+    """Return a request that goes on from the output of an earlier worker."""
+    if len(resumed) <= steps_max:
+        return replace(request, forced=resumed)
+    keys = request.keys and request.keys + resumed
+    return replace(request, prompt=request.prompt + resumed, keys=keys, resumed=len(resumed))
 
 
 async def echo_of(

@@ -89,9 +89,10 @@ async def _chat_prompt(
     wanted, sight = loaded.chat, loaded.sight
     if wanted is None:
         raise NoChatTemplate(loaded.job.name)
-    images = () if sight is None else await worker.images.read(chat, sight)
     chars = sum(len(message.text) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
+    _check_images(chat, loaded)
+    images = () if sight is None else await worker.images.read(chat, sight)
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
     check = partial(_place, rendered.ids, images, spec, loaded)
     # A template, or images, may make many ids of a small request.
@@ -124,6 +125,23 @@ def _refuse_unseen(chat: Chat, loaded: Loaded) -> None:
     if loaded.sight is None:
         for field, _ in chat_images(chat):
             raise FieldNotServed(field)
+
+
+def _check_images(chat: Chat, loaded: Loaded) -> None:
+    """Refuse images that the context has no room for, before any is decoded.
+
+    Raises:
+        InvalidRequest: there are too many.
+    """
+    if loaded.sight is None:
+        return
+    images, tokens = sum(1 for _ in chat_images(chat)), loaded.sight.sizes.tokens
+    if images * tokens >= loaded.context_length:
+        limit = (
+            f"the prompt has {images} images of {tokens} tokens; "
+            f"the context of {loaded.context_length} takes at most {loaded.context_length - 1}"
+        )
+        raise InvalidRequest.of("chat.messages", limit)
 
 
 def _place(

@@ -141,12 +141,12 @@ def make_resident(
         embedding=read_embed_defaults(stored),
         sight=sight,
     )
-    gallery = _open_gallery(model, sight)
     make_engine = _engine_maker(passes, caches, facts, plan, readings)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))
     _check_generates(make_engine(stepper=choose(passes, caches, clock=readings.now_s)), life.form)
     warm_shapes(model, caches, compiled=compiled)
     caches.rest()
+    gallery = open_gallery(model, sight, device)
     report(LoadProgress("ready", read_nbytes, read_nbytes))
     stepper = _choose(passes, caches, readings, guesses)
     prefix = _new_prefix(job, plan, life, caches, device, counts=counts, folder=folder)
@@ -184,13 +184,23 @@ def _part_of(files: Description, spec: LoadSpec, share: Share | None) -> Descrip
     return rank_description(files, share.ranks)
 
 
-def _open_gallery(model: Model, sight: Sight | None) -> Gallery | None:
-    """Return what sees images, warm; None where the model reads text alone."""
+def open_gallery(model: Model, sight: Sight | None, device: DeviceKind) -> Gallery | None:
+    """Return what sees images, warm; None where the model reads text alone.
+
+    On a CPU there are no kernels to compile, and a tower may take many seconds: nothing is seen.
+
+    Raises:
+        InvalidModel: the model cannot see.
+    """
     if sight is None:
         return None
     assert isinstance(model, Sighted), "its description says so"
     gallery = Gallery(model, sight.sizes, sight.settings)
-    gallery.warm_up()
+    if device is not DeviceKind.CPU:
+        try:
+            gallery.warm_up()
+        except (RuntimeError, ValueError) as error:  # MLX's own
+            raise InvalidModel(f"cannot see a blank image: {error}") from error
     return gallery
 
 

@@ -30,10 +30,11 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, ModelUnloaded, ShuttingDown
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_worker.killable.questions import Stop
+from mlxd_worker.rooms.askers import to_its_end
+from mlxd_worker.rooms.turns import Turns
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.children import Children
 from mlxd_worker.tokenizing.process import COMMAND, IDS, TooLong, is_short, text_of
-from mlxd_worker.tokenizing.turns import Turns
 
 _T = TypeVar("_T")
 
@@ -210,22 +211,6 @@ class TokenRoom:
         if children is not None:
             await self._on_thread(children.close)
 
-    async def _to_its_end(self, work: Callable[[], _T], over: Callable[[], None]) -> _T:
-        """Return the result of work on a thread; call `over` at its end, even without a waiter."""
-        try:
-            begun = self._on_thread(work)
-        except BaseException:
-            over()
-            raise
-
-        def end(done: asyncio.Future[_T]) -> None:
-            over()
-            if not done.cancelled():
-                done.exception()  # retrieved, so that asyncio does not report it as lost
-
-        begun.add_done_callback(end)
-        return await asyncio.shield(begun)
-
     def _on_thread(self, work: Callable[[], _T]) -> asyncio.Future[_T]:
         return asyncio.get_running_loop().run_in_executor(self._threads, work)
 
@@ -251,7 +236,7 @@ class TokenRoom:
         """Do something on a thread; after long work, return free memory to the system."""
         if not long:
             await self._short.acquire(kind, nbytes)
-            return await self._to_its_end(work, self._short.release)
+            return await to_its_end(partial(self._on_thread, work), self._short.release)
         await self._here.acquire(kind, nbytes)
         try:
             await self._short.acquire(kind, nbytes)
@@ -269,7 +254,7 @@ class TokenRoom:
             self._short.release()
             self._here.release()
 
-        return await self._to_its_end(work_and_trim, over)
+        return await to_its_end(partial(self._on_thread, work_and_trim), over)
 
     async def _ask_child(
         self,
@@ -297,7 +282,7 @@ class TokenRoom:
             return read(children.ask(how, content, field=field, limit_s=limit_s, stop=stop))
 
         try:
-            return await self._to_its_end(ask, self._over)
+            return await to_its_end(partial(self._on_thread, ask), self._over)
         except asyncio.CancelledError:
             stop.set()
             raise

@@ -1,7 +1,9 @@
 """From an image's file to the pixels that a model sees. Runs in the process of `image_process`.
 
 Invariants:
-- What a header says of width and height is checked before anything is decoded.
+- What a header says of width and height is checked before anything is decoded: by Pillow (13) as
+  it reads the header, because its WebP decoder has room for all pixels from then on; and here.
+- Of a photograph that is followed by others in its file (MPO), as cameras write, it is the first.
 - Pixels are those that transformers' processors have before they scale them: turned as the camera
   says, three colours without transparency, resized by Pillow, the middle cut out.
 - An image is named by its pixels as they are decoded, before they are resized: the same picture in
@@ -11,14 +13,19 @@ Invariants:
 from __future__ import annotations
 
 import io
+import warnings
 from dataclasses import dataclass
 from hashlib import blake2b
+from typing import Final
 
 from PIL import Image, ImageOps
 
 from mlxd_shared import config
 from mlxd_shared.domain.chats import IMAGE_FORMATS
 from mlxd_worker.vision.asking import NAME_NBYTES
+
+_MPO: Final = "MPO"
+"""What Pillow calls a JPEG that has an index of further ones behind it."""
 
 
 class Refused(Exception):
@@ -42,14 +49,16 @@ def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes
     Raises:
         Refused: it is no such file, is damaged, or is beyond a bound.
     """
-    Image.MAX_IMAGE_PIXELS = None  # the bound is checked here, and by its own error
+    Image.MAX_IMAGE_PIXELS = config.IMAGE_PIXELS_MAX // 2  # Pillow refuses more than twice as many
     try:
-        with Image.open(io.BytesIO(content), formats=tuple(IMAGE_FORMATS)) as image:
+        with warnings.catch_warnings(action="ignore"), _open(content) as image:
             _check_header(image, media_type)
             image.load()
             upright = ImageOps.exif_transpose(image).convert("RGB")
     except Refused:
         raise
+    except Image.DecompressionBombError:
+        raise Refused(f"too many pixels; at most {config.IMAGE_PIXELS_MAX}") from None
     except MemoryError:
         raise Refused("takes more memory than there is for it") from None
     except Exception as error:
@@ -61,19 +70,22 @@ def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes
     return name.digest(), _fit(upright, target).tobytes()
 
 
+def _open(content: bytes) -> Image.Image:
+    """Return an image of which no more than its header has been read."""
+    return Image.open(io.BytesIO(content), formats=tuple(IMAGE_FORMATS))
+
+
 def _check_header(image: Image.Image, media_type: str) -> None:
     """Refuse what the header says, before anything behind it is looked at."""
-    kind = IMAGE_FORMATS[str(image.format)]
+    kind = IMAGE_FORMATS["JPEG" if image.format == _MPO else str(image.format)]
     if media_type and media_type != kind:
         raise Refused(f"is {kind}, and is said to be {media_type}")
     width, height = image.size
     if max(width, height) > config.IMAGE_SIDE_MAX:
         raise Refused(f"{width} x {height} pixels; a side has at most {config.IMAGE_SIDE_MAX}")
-    if width * height > config.IMAGE_PIXELS_MAX:
-        raise Refused(f"{width * height} pixels; at most {config.IMAGE_PIXELS_MAX}")
     if min(width, height) < 1:
         raise Refused(f"{width} x {height} pixels")
-    if getattr(image, "is_animated", False):
+    if image.format != _MPO and getattr(image, "is_animated", False):
         raise Refused("has several frames; one is read")
 
 

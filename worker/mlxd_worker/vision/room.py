@@ -4,19 +4,19 @@ Invariants:
 - This process parses no image: it sends a file's bytes to a child, and takes pixels of a size that
   it knows before. The images of at most IMAGE_READS_MAX requests are decoded at once, and at most
   IMAGE_READS_WAITING_MAX more wait.
-- An image is done after IMAGE_READ_S: its child is killed then, and replaced when needed. Whatever
-  a file does to its child is the error of that file's field.
-- Pixels are counted before an image is decoded and until its stream ends: at most
-  IMAGE_PIXELS_HELD_BYTES_MAX are held by all streams.
+- An image is done after IMAGE_READ_S, a request's images after IMAGES_READ_S, and all of them when
+  their stream leaves: the child is killed then, and replaced when needed. Whatever a file does to
+  its child is the error of that file's field.
+- Pixels are counted before an image is decoded and until its stream ends, and so does its decoding:
+  at most IMAGE_PIXELS_HELD_BYTES_MAX are held by all streams.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from contextvars import copy_context
 from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
@@ -25,8 +25,8 @@ from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat, ContentPart, chat_images
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
 from mlxd_worker.killable.pool import Pool
-from mlxd_worker.killable.questions import Closed, Died, Late
-from mlxd_worker.tokenizing.turns import Turns
+from mlxd_worker.killable.questions import Closed, Died, Late, Stop
+from mlxd_worker.rooms.askers import Askers
 from mlxd_worker.vision.asking import BAD, COMMAND, GOOD, NAME_NBYTES, question_of
 from mlxd_worker.vision.sight import Sight
 
@@ -41,29 +41,49 @@ class Pixels:
     """Rows of pixels, 8 bits for each of three colours."""
 
 
+@dataclass(slots=True)
+class _Reading:
+    """The decoding of a request's images."""
+
+    is_over: bool = False
+    left_nbytes: int = 0
+    """The pixels of a stream that left before it was over."""
+
+
+_Images = tuple[tuple[str, ContentPart], ...]
+"""A request's images, each behind its field."""
+
+
 class ImageRoom:
     """One worker's decoding of images. One owner: the event loop."""
 
     def __init__(
         self,
         *,
-        reads_max: int = config.IMAGE_READS_MAX,
         waiting_max: int = config.IMAGE_READS_WAITING_MAX,
         limit_s: float = config.IMAGE_READ_S,
+        all_limit_s: float = config.IMAGES_READ_S,
+        idle_s: float = config.IMAGE_CHILD_IDLE_S,
         held_nbytes_max: int = config.IMAGE_PIXELS_HELD_BYTES_MAX,
         command: tuple[str, ...] = COMMAND,
     ) -> None:
-        """Start no process yet."""
+        """Start no process yet.
+
+        limit_s: the time for one image; all_limit_s: for all of a request's.
+        """
         self.held_nbytes = 0
         """The pixels of streams that run or wait."""
         self._held_nbytes_max = held_nbytes_max
         self._children = Pool(command)
-        self._turns = Turns(
-            "images to decode", turns_max=reads_max, waiting_max=waiting_max, waiting_nbytes_max=0
+        self._askers = Askers(
+            "images to decode",
+            self._children,
+            turns_max=config.IMAGE_READS_MAX,
+            waiting_max=waiting_max,
+            idle_s=idle_s,
         )
-        self._threads = ThreadPoolExecutor(reads_max, "images")
         self._limit_s = limit_s
-        self._closed = False
+        self._all_limit_s = all_limit_s
 
     @contextmanager
     def hold(self, images: int, sight: Sight | None) -> Iterator[None]:
@@ -94,43 +114,41 @@ class ImageRoom:
         images = tuple(chat_images(chat))
         if not images:
             return ()
-        await self._turns.acquire("images", 0)
-        # It keeps its turn to its end, even if abandoned: a thread cannot be stopped.
-        task = asyncio.create_task(self._read_on_thread(images, sight))
-        task.add_done_callback(self._over)
-        return await asyncio.shield(task)
+        reading = _Reading()
+        over = partial(self._over, reading)
+        try:
+            return await self._askers.do("images", partial(self._read_all, images, sight), over)
+        except asyncio.CancelledError:
+            if not reading.is_over:
+                reading.left_nbytes = len(images) * sight.sizes.pixels_nbytes
+                self.held_nbytes += reading.left_nbytes
+            raise
 
     async def close(self) -> None:
         """End the children; decode no more."""
-        self._closed = True
-        await asyncio.to_thread(self._children.close)
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        await self._askers.close()
 
-    def _over(self, task: asyncio.Task[tuple[Pixels, ...]]) -> None:
-        self._turns.release()
-        if not task.cancelled():
-            task.exception()  # a waiter has it; without one there is nothing to warn of
+    def _over(self, reading: _Reading) -> None:
+        reading.is_over = True
+        self.held_nbytes -= reading.left_nbytes
 
-    async def _read_on_thread(
-        self, images: tuple[tuple[str, ContentPart], ...], sight: Sight
-    ) -> tuple[Pixels, ...]:
-        if self._closed:
-            raise ShuttingDown
-        loop = asyncio.get_running_loop()
-        work = partial(self._read_all, images, sight)
-        return await loop.run_in_executor(self._threads, copy_context().run, work)
+    def _read_all(self, images: _Images, sight: Sight, stop: Stop) -> tuple[Pixels, ...]:
+        until_s = time.monotonic() + self._all_limit_s
+        return tuple([self._read_one(*image, sight, until_s, stop) for image in images])
 
-    def _read_all(
-        self, images: tuple[tuple[str, ContentPart], ...], sight: Sight
-    ) -> tuple[Pixels, ...]:
-        return tuple([self._read_one(field, part, sight) for field, part in images])
-
-    def _read_one(self, field: str, part: ContentPart, sight: Sight) -> Pixels:
+    def _read_one(
+        self, field: str, part: ContentPart, sight: Sight, until_s: float, stop: Stop
+    ) -> Pixels:
         question = question_of(part.image or b"", media_type=part.media_type, target=sight.target)
+        left_s = until_s - time.monotonic()
         try:
-            answer = self._children.ask(question, limit_s=self._limit_s)
+            if left_s <= 0:
+                raise Late  # noqa: TRY301 - as the child would be
+            answer = self._children.ask(question, limit_s=min(self._limit_s, left_s), stop=stop)
         except Late:
             problem = f"takes longer than {self._limit_s:g} s to decode"
+            if left_s < self._limit_s:
+                problem = f"the request's images take longer than {self._all_limit_s:g} s to decode"
             raise InvalidRequest.of(field, problem) from None
         except Died:
             problem = "takes more memory to decode than there is for it"

@@ -2,6 +2,8 @@
 
     {"version": 1, "model": "demo", "system": "", "variables": {}, "messages": [{"role": ...}]}
 
+A message is written as the wire's JSON has it: an image as base64.
+
 Invariants:
 - A save replaces what was saved under the name as a whole, or not at all.
 - What is loaded is checked whole before anything of it is taken.
@@ -9,6 +11,7 @@ Invariants:
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 from collections.abc import Mapping
@@ -17,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from mlxd_shared.config import SAVED_CHAT_BYTES_MAX
-from mlxd_shared.domain.chats import ROLES, ChatMessage, half_character
+from mlxd_shared.domain.chats import ROLES, ChatMessage, ContentPart, half_character
 from mlxd_shared.ops.state_file import OWNERS, replace_text
 from mlxd_shared.wire.convert_chat import messages_from_json
 
@@ -109,7 +112,16 @@ def path_of(folder: Path, name: str) -> Path:
 
 def _to_json(message: ChatMessage) -> dict[str, object]:
     """Return what a message says; what is empty is left out."""
-    return {name: value for name, value in asdict(message).items() if value}
+    said = asdict(message) | {"parts": [_part_to_json(part) for part in message.parts]}
+    return {name: value for name, value in said.items() if value}
+
+
+def _part_to_json(part: ContentPart) -> dict[str, str]:
+    """Return a part by its kind: one that said both would be none on the wire."""
+    if part.image is None:
+        return {"text": part.text}
+    image = {"image": base64.b64encode(part.image).decode()}
+    return image | ({"media_type": part.media_type} if part.media_type else {})
 
 
 def _parse(content: object) -> SavedChat:

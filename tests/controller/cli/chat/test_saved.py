@@ -15,7 +15,7 @@ import pytest
 
 from mlxd_controller.cli.chat.saved import ChatNotUsable, SavedChat, list_names, load, save
 from mlxd_shared.config import SAVED_CHAT_BYTES_MAX
-from mlxd_shared.domain.chats import ChatMessage, ToolCall
+from mlxd_shared.domain.chats import ChatMessage, ContentPart, ToolCall
 
 CALL = ToolCall("weather", '{"city": "Rome"}', "c1")
 CHAT = SavedChat(
@@ -52,6 +52,17 @@ def test_a_chat_comes_back_as_it_was(tmp_path: Path) -> None:
     assert list_names(tmp_path / "chats") == ["a-1"]
     with pytest.raises(ChatNotUsable, match="saved: a-1"):
         load(tmp_path / "chats", "b")
+
+
+def test_images_come_back_as_they_were(tmp_path: Path) -> None:
+    """Every byte, between texts, with what the file is said to be, or nothing said of that."""
+    parts = (
+        ContentPart("a"), ContentPart(image=bytes(range(256)), media_type="image/png"),
+        ContentPart(image=b"x"), ContentPart(""),
+    )  # fmt: skip
+    chat = SavedChat("sees", "", {}, (ChatMessage("user", parts=parts), ChatMessage("user", "b")))
+    save(tmp_path, "x", chat)
+    assert load(tmp_path, "x") == chat
 
 
 def test_a_chat_is_whole_after_its_writer_was_killed(tmp_path: Path) -> None:

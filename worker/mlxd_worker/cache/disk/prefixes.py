@@ -8,7 +8,8 @@ Invariants:
 - A prompt's blocks are named once for each request that uses it; those that memory is about to let
   go, a few at a time (`doomed`), and only where writing the prompt would pay.
 - A prompt is given the blocks that follow what it has in memory, up to a length at which every kind
-  of layer can stand: kinds with a state stop at the ends of blocks for which one was written.
+  of layer can stand: kinds with a state stop at the ends of blocks for which one was written. No
+  such length is within an image.
 - A use in memory is a use of the same blocks on disk.
 - Engine thread only; the threads are the tier's.
 """
@@ -39,6 +40,7 @@ from mlxd_worker.cache.disk.doomed import DoomedPrompts
 from mlxd_worker.cache.disk.shapes import BlockShapes
 from mlxd_worker.cache.disk.tier import BlockTier, Reading
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.prefix.images import whole_images
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, Node, part
 
@@ -114,9 +116,10 @@ class PrefixDisk:
             ends = [BlockId(name, Part.STATE)] if self._state_kinds else []
             sizes = [size_of(block) for block in ends]
             total = nbytes + sum(size or 0 for size in sizes)
-            if None in sizes or (ends and total > nbytes_max):
+            stop = (depth + 1) * self.block_tokens
+            if None in sizes or (ends and total > nbytes_max) or whole_images(key, stop) != stop:
                 continue
-            offer = Offer((depth + 1) * self.block_tokens, total, len(needed) + len(ends))
+            offer = Offer(stop, total, len(needed) + len(ends))
             ways[offer] = (len(needed), tuple(ends))
         rates = self.tier.rates(self.token_s)
         chosen = choose_offer(rates, start, tuple(ways))

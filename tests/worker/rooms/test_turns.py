@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from mlxd_shared.domain.errors import QueueFull
-from mlxd_worker.tokenizing.turns import Turns
+from mlxd_worker.rooms.turns import Turns
 
 
 def turns(*, waiting_max: int = 100, waiting_nbytes_max: int = 1000) -> Turns:

@@ -1,0 +1,1 @@
+"""Tests of turns and of what asks children."""

@@ -1,0 +1,1 @@
+"""What waits of an event loop for few threads and children: in turns, within bounds."""
