@@ -4,6 +4,8 @@ Invariants:
 - A stream is a chunk for each message with tokens, whose ids are new, and then one Complete for
   each choice, which repeats none. An answer that is no stream is the Completes alone, with all ids.
 - Each choice ends with exactly one Complete, also if it is aborted.
+- Completes without a stream come in the order of their choices, because SMG 1.13 numbers the
+  choices of a whole answer as they arrive, whatever their `index`.
 - Only the first choice knows what of the prompt was reused, and has the prompt's log-probabilities.
 """
 
@@ -55,6 +57,8 @@ class Answers:
         self._prompt_ids = prompt_ids
         self._prompt_tokens = len(prompt_ids)
         self._choices = [_Choice() for _ in range(choices)]
+        self._held: dict[int, Message] = {}  # Completes that wait for an earlier choice's
+        self._sent = 0  # Completes without a stream
 
     def of(self, frame: bytes) -> Iterator[Message]:
         """Yield what one message of mlxd's becomes."""
@@ -75,13 +79,22 @@ class Answers:
             reason = FINISH.get(message.finish.reason, "error")
             complete = self._complete(message.choice, reason)
             _add_end(complete, message)
-            yield pb.GenerateResponse(complete=complete)
+            yield from self._end(message.choice, complete)
 
     def end_aborted(self) -> Iterator[Message]:
         """Yield the ends of the choices that have not ended."""
         for index, choice in enumerate(self._choices):
             if not choice.is_over:
-                yield pb.GenerateResponse(complete=self._complete(index, ABORTED))
+                yield from self._end(index, self._complete(index, ABORTED))
+
+    def _end(self, index: int, complete: Message) -> Iterator[Message]:
+        if self._streams:
+            yield pb.GenerateResponse(complete=complete)
+            return
+        self._held[index] = complete
+        while self._sent in self._held:
+            yield pb.GenerateResponse(complete=self._held.pop(self._sent))
+            self._sent += 1
 
     def _chunk(self, message: inference_pb2.GenerateResponse, choice: _Choice) -> Message:
         made: Message = pb.GenerateStreamChunk(

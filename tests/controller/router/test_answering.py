@@ -135,6 +135,20 @@ def test_a_prompt_s_first_token_has_no_probability(*, streams: bool) -> None:
     assert not any(each.complete.HasField("input_logprobs") for each in others)
 
 
+def test_a_whole_answer_has_its_choices_in_order() -> None:
+    """A router numbers them as they come, so the one that ends first waits for those before it."""
+    making = Answers(streams=False, choices=3, prompt_ids=PROMPT)
+    last: list[Any] = [each for frame in stream(choice=2) for each in making.of(frame)]
+    first: list[Any] = [each for frame in stream(choice=0) for each in making.of(frame)]
+    rest: list[Any] = list(making.end_aborted())
+
+    assert last == []
+    assert [each.complete.index for each in first] == [0]
+    ends = [(each.complete.index, each.complete.finish_reason) for each in rest]
+    assert ends == [(1, "abort"), (2, "length")]
+    assert list(rest[1].complete.output_ids) == [1, 2, 3]
+
+
 def test_an_abort_ends_what_has_not_ended() -> None:
     """The choice that is over has its end already; the other gets one, with what it has."""
     making = Answers(streams=False, choices=2, prompt_ids=PROMPT)

@@ -34,7 +34,16 @@ async () => {{
   history.add(at(2, 201, 1007, [9, 0, 0]));
   const said = turn("assistant", "b");
   said.calls = [{{ id: "1", name: "f", args: "{{}}", result: "r" }}];
+  const {{ afterLook }} = await import("/page/lib/loads.js");
+  const own = {{
+    ended: {{ model: "a", error: "", busy: false, looks: 2 }},
+    begun: {{ model: "b", error: "", busy: true, looks: 0 }},
+    failed: {{ model: null, error: "c", busy: false, looks: 0 }},
+  }};
+  const [once, twice] = [afterLook(own), afterLook(afterLook(own))];
   return {{
+    looks: [once, twice].map((each) => [each.ended.model, each.begun.model, each.failed.error]),
+    isSettled: afterLook(twice) === twice,
     rates: history.columns("generated")[1],
     running: history.columns("running")[1],
     medians: history.columns("median")[1],
@@ -83,3 +92,6 @@ async def test_the_pure_modules(chromium: Browser) -> None:
     assert got["pieces"] == [[False, "a"], [True, "b"], [False, "c"], [True, "d"]]
     assert got["messages"] == ["system", "user", "assistant", "tool"]
     assert got["tools"] == ["f", "g"]
+    # A look that was under way when a load ended may be from before it, so it is not shown.
+    assert got["looks"] == [["a", "b", "c"], [None, "b", "c"]]
+    assert got["isSettled"]

@@ -109,8 +109,14 @@ function Desk({ session, onRefused, onKey }) {
       onStatus: (now) => {
         history.current.add(now);
         setStatus(now);
+        loads.look();
       },
-      onModels: setModels,
+      onModels: (listed) => {
+        setModels(listed);
+        if (!rights.observe) {
+          loads.look();
+        }
+      },
       onConnection: setConnection,
       onRefused,
       signal: leaving.signal,
