@@ -29,8 +29,13 @@ def examples(count: int, *, few: int | None = None) -> int:
     return -(-count // 3) if few is None else few
 
 
-def spread_evenly(cases: Sequence[T], count: int) -> list[T]:
-    """Return all cases in CI; elsewhere `count` of them, evenly spread, the first among them."""
-    if IN_FULL or count >= len(cases):
+def spread_evenly(cases: Sequence[T], count: int, *, in_ci: int | None = None) -> list[T]:
+    """Return all cases in CI; elsewhere `count` of them, evenly spread, the first among them.
+
+    in_ci: how many in CI, too, where all are for `make soak` alone.
+    """
+    if IN_FULL:
+        count = len(cases) if in_ci is None or not SAME_EACH_TIME else in_ci
+    if count >= len(cases):
         return list(cases)
     return [cases[index * len(cases) // count] for index in range(count)]

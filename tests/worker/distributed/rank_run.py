@@ -65,7 +65,7 @@ def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submi
                 stream=StreamId(n),
                 prompt=tuple(tokenizer.encode(text)),
                 sampling=sampling,
-                max_tokens=draw.choice((10, 30, 60)),
+                max_tokens=draw.choice((8, 16, 40)),
                 submitted_s=0.0,
                 sink=sinks[n],
                 stop=("happy",) if n % 6 == 5 else (),
@@ -76,7 +76,7 @@ def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submi
 
 
 def main() -> None:
-    """Run them, one more every ninth step; write each one's tokens, and errors."""
+    """Run them, one more every third step; write each one's tokens, and errors."""
     ranks, out, model = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     seed = int(sys.argv[4]) if len(sys.argv) > 4 else 7
     hit_at, number = map(int, sys.argv[5:7]) if len(sys.argv) > 5 else (-1, 0)
@@ -88,11 +88,11 @@ def main() -> None:
     sinks: dict[int, Heard] = {}
     coming, steps = make_requests(model, seed, sinks), 0
     while coming or host.busy:
-        if coming and (steps % 9 == 0 or not host.busy):
+        if coming and (steps % 3 == 0 or not host.busy):
             host.submit(coming.pop(0))
-        if steps == 60:
+        if steps == 15:
             host.cancel(Cancel(StreamId(3)))
-        if steps == 100:
+        if steps == 40:
             host.shrink(0)
         if steps == hit_at:
             print("hit", flush=True)  # noqa: T201 - for the test

@@ -40,28 +40,26 @@ def run_streams(ranks: int, out: Path, *more: str) -> Any:
     return json.loads(out.read_text())
 
 
-@pytest.mark.timeout(2 * RUN_S)
-@pytest.mark.parametrize("ranks", [2, 4])
-def test_tokens_are_those_of_one_rank(tmp_path: Path, ranks: int) -> None:
-    """24 mixed streams draw what one process draws, but for one that is cancelled on the way."""
-    alone, together = run_streams(1, tmp_path / "1"), run_streams(ranks, tmp_path / "many")
-    assert not together["errors"]
-    differ = {n for n in alone["ids"] if alone["ids"][n] != together["ids"][n]}
-    assert differ <= {"3"}
-    least = min(len(alone["ids"]["3"]), len(together["ids"]["3"]))
-    assert alone["ids"]["3"][:least] == together["ids"]["3"][:least]
-
-
-def test_a_rank_has_less_than_all(tmp_path: Path) -> None:
-    """Layers are divided: one of two ranks holds well below what one process does."""
-    alone, together = run_streams(1, tmp_path / "1"), run_streams(2, tmp_path / "2")
-    assert together["nbytes"] < 0.65 * alone["nbytes"]
+@pytest.mark.timeout(3 * RUN_S)
+def test_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
+    """24 mixed streams draw what one process draws, but for one that is cancelled on the way; and
+    layers are divided: a rank of several holds well below what one process does.
+    """
+    alone = run_streams(1, tmp_path / "1")
+    for ranks, share in ((2, 0.65), (4, 0.45)):
+        together = run_streams(ranks, tmp_path / str(ranks))
+        assert not together["errors"]
+        differ = {n for n in alone["ids"] if alone["ids"][n] != together["ids"][n]}
+        assert differ <= {"3"}
+        least = min(len(alone["ids"]["3"]), len(together["ids"]["3"]))
+        assert alone["ids"]["3"][:least] == together["ids"]["3"][:least]
+        assert together["nbytes"] < share * alone["nbytes"]
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_lost_follower_ends_the_group(tmp_path: Path, number: signal.Signals) -> None:
     """Where a follower dies or stands still, its leader ends by itself, before it is done."""
-    process = start(2, tmp_path / "out", "7", "40", str(int(number)))
+    process = start(2, tmp_path / "out", "7", "20", str(int(number)))
     assert process.stdout is not None
     assert "hit\n" in iter(process.stdout.readline, "")
     _, errors = process.communicate(timeout=RUN_S)

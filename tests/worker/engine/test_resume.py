@@ -31,8 +31,8 @@ from tests.worker.made_tokenizers import BOS_ID, EOS_ID
 from tests.worker.tiny import load
 
 CONTEXT = 512
-CUTS = 9
-"""At how many places of a stream it breaks off, outside CI, where it is at every one."""
+CUTS, CUTS_IN_CI = 9, 18
+"""At how many places of a stream it breaks off; in `make soak` at every one."""
 HOT = Sampling(temperature=1.5, top_k=0, top_p=1.0, min_p=0.0, seed=5)
 REPEATING = ((60, 99.0), (61, 99.0))
 SCHEMA = {
@@ -206,7 +206,7 @@ def at_cuts(tiny: TinyEngine, prompt: tuple[int, ...], **options: Any) -> Collec
     """Check the cuts of one stream; return the whole one."""
     whole = tiny.alone(prompt, **options)
     tally = Tally()
-    for cut in spread_evenly(cuts_of(whole), CUTS):
+    for cut in spread_evenly(cuts_of(whole), CUTS, in_ci=CUTS_IN_CI):
         for by_steps in (False, True):
             resumed = resumed_prompt(prompt, whole, cut, by_steps=by_steps)
             rest = tiny.alone(**resumed, **options)
