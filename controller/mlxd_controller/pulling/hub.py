@@ -40,7 +40,16 @@ Report = Callable[[PullProgress], None]
 """Called with each step, some of them every few megabytes."""
 
 
-def pull(hub: Hub, wanted: Wanted, report: Report) -> PulledModel:
+FreeOf = Callable[[Path], int]
+"""Returns the bytes that are free where a folder is or would be."""
+
+
+def free_nbytes(folder: Path) -> int:
+    """Return the bytes that are free where a folder is or would be."""
+    return shutil.disk_usage(_existing_parent(folder)).free
+
+
+def pull(hub: Hub, wanted: Wanted, report: Report, *, free_of: FreeOf = free_nbytes) -> PulledModel:
     """Download a revision into the cache and return where it is; blocks until then.
 
     Raises:
@@ -57,7 +66,7 @@ def pull(hub: Hub, wanted: Wanted, report: Report) -> PulledModel:
     if not _COMMIT.fullmatch(commit):
         raise PullFailed(f"the hub says {wanted.revision!r} is {commit!r:.80}, not a commit")
     check_names(files)
-    one = _Pull(hub, wanted, commit, report)
+    one = _Pull(hub, wanted, commit, report, free_of)
     drop_leftovers(wanted.folder)
     try:
         chosen = choose_needed(files, index=one.index(files), include=wanted.include)
@@ -91,8 +100,11 @@ def _digest_of(snapshot: Path) -> str:
 class _Pull:
     """A pull in progress."""
 
-    def __init__(self, hub: Hub, wanted: Wanted, commit: str, report: Report) -> None:
+    def __init__(
+        self, hub: Hub, wanted: Wanted, commit: str, report: Report, free_of: FreeOf
+    ) -> None:
         self._hub = hub
+        self._free_of = free_of
         self._wanted = wanted
         self._commit = commit
         self._report = report
@@ -121,7 +133,7 @@ class _Pull:
         """
         self._total, self._here = sum(file.nbytes for file in chosen), 0
         missing = sum(map(self._missing_nbytes, chosen))
-        free = shutil.disk_usage(_existing_parent(self._folder)).free
+        free = self._free_of(self._folder)
         if missing and missing + PULL_RESERVE_BYTES > free:
             raise StoreFull(
                 f"the disk of {self._folder} has {format_bytes(free)} free, "
@@ -160,6 +172,21 @@ class _Pull:
     def _count_bytes(self, file: RemoteFile, before: int, nbytes: int) -> None:
         self._here += nbytes
         self._tell(PullPhase.DOWNLOADING, file, before)
+        self._check_reserve()
+
+    def _check_reserve(self) -> None:
+        """Stop before the disk is full: other pulls, each with room at its start, fill it too.
+
+        Raises:
+            StoreFull: less than PULL_RESERVE_BYTES is free.
+        """
+        free = self._free_of(self._folder)
+        if self._total and free < PULL_RESERVE_BYTES:
+            raise StoreFull(
+                f"the disk of {self._folder} has {format_bytes(free)} free, and "
+                f"{format_bytes(PULL_RESERVE_BYTES)} stay in reserve; what has arrived stays for "
+                "the next pull"
+            )
 
     def _tell(self, phase: PullPhase, file: RemoteFile, before: int) -> None:
         """Report a step; `before` are the bytes of all files before this one."""

@@ -128,6 +128,17 @@ def test_a_pull_leaves_the_disk_its_reserve(tmp_path: Path) -> None:
         pull(hub, Wanted("o/m", "main", tmp_path / "hub"), lambda *_: None)
 
 
+def test_a_pull_stops_where_others_fill_the_disk(hub: FakeHub, tmp_path: Path) -> None:
+    """Each had room when it began; what has arrived stays, and the next one goes on."""
+    wanted, client = Wanted("o/m", "main", tmp_path / "hub"), Hub(endpoint=hub.endpoint)
+    free = iter([2 * config.PULL_RESERVE_BYTES])
+    with pytest.raises(StoreFull, match=r"free, and 1\.0 GiB stay in reserve; what has arrived"):
+        pull(client, wanted, lambda *_: None, free_of=lambda _: next(free, 1))
+    assert list(HubShelf(tmp_path / "hub").places()) == []
+
+    assert Path(pull(client, wanted, lambda *_: None).path, WEIGHTS).exists()
+
+
 def test_no_error_tells_where_bytes_are(hub: FakeHub, tmp_path: Path) -> None:
     """Such an address may let in whoever knows it; the file's name is told."""
     hub.refused.add(WEIGHTS)
