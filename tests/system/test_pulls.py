@@ -106,7 +106,8 @@ async def test_a_pulled_model_is_served_and_refusals_have_their_class(scene: Sce
             for streams in (True, False):
                 with pytest.raises(ollama.ResponseError) as refused:
                     await _pull_all(own, name, streams)
-                assert refused.value.status_code == status
+                # A refusal of a stream is a line of it where the download's process came up late.
+                assert refused.value.status_code in ({status, -1} if streams else {status})
         await own._client.aclose()
 
 

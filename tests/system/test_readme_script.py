@@ -31,8 +31,8 @@ ELSEWHERE = ("python3 -m venv", "pip install", "make ")
 """What has been run where this test runs."""
 AGENT = 'printf "%s" "$ANTHROPIC_BASE_URL $ANTHROPIC_MODEL" > "{written}"'
 """What stands in for an agent: it writes down where it was sent."""
-COMMAND_S = 300.0
-"""The proof of the engine takes half a minute of two cores, and other tests are beside it."""
+COMMAND_S = 600.0
+"""The proof of the engine takes two minutes of two cores, and other tests are beside it."""
 PROGRAMS = 2
 """By the SDK of OpenAI, and by mlxd's own client."""
 PULLED = "HuggingFaceTB/SmolLM2-135M-Instruct"
@@ -62,9 +62,17 @@ def more_of(command: str, http: str) -> str:
         return f" --url http://{http}"
     if command.startswith("mlxd bench"):
         return " --prompt 16 --tokens 8 --runs 1"
+    if command.startswith("mlxd doctor"):
+        return " || true"  # other tests' load can make a path look slow: see `faults_of`
     if not command.startswith("mlxd run"):
         return ""
     return " --max-tokens 5" if command.endswith('"') else " 'Once' --max-tokens 5"
+
+
+def faults_of(doctor: str) -> list[str]:
+    """What the doctor finds wrong, but for the speeds of paths, which other tests take from it."""
+    faults = [line for line in doctor.splitlines() if re.search(r"\s{2,}fault\s", line)]
+    return [line for line in faults if not line.startswith("speed of ")]
 
 
 @contextmanager
@@ -133,6 +141,8 @@ async def test_the_readme_runs_as_a_script(tmp_path: Path) -> None:
             await run_shell(f"""kill "$({pid}["pid"])')" """, environment)
 
     assert written.read_text() == f"http://{http} demo"
+    assert "fast path" in said["mlxd doctor"]
+    assert faults_of(said["mlxd doctor"]) == []
     served = next(out for line, out in said.items() if line.startswith("mlxd serve"))
     assert f"mlxd listens on {grpc}" in served
     assert f"http://{http}" in served
