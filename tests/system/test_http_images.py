@@ -69,6 +69,8 @@ async def test_three_apis_show_the_same_picture(tmp_path: Path) -> None:
     """Alike answers and counts; addresses, and files that are no images, are refused by name."""
     folder = write_seeing_model(tmp_path / "sees")
     async with serve_web("--model", f"sees={folder}") as web:
+        known = (await web.post("/api/show", {"model": "sees"})).json()
+        assert "vision" in known["capabilities"]
         shown = base64_of(1)
         first = await ask_openai(web, f"data:image/png;base64,{shown}")
         assert await ask_anthropic(web, shown) == first

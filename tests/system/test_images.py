@@ -167,6 +167,7 @@ async def test_models_that_do_not_see_refuse_images_by_name(tmp_path: Path) -> N
         error = await refusal(controller, request_of([Part(text="a"), show(1)]))
         assert isinstance(error, FieldNotServed)
         assert error.field == "chat.messages[1].parts[1].image"
+        assert error.why == f"{NAME} does not see images"
         tokens, _ = await hear(controller, request_of([Part(text="a")]))
         assert len(tokens) == MADE
 
@@ -185,6 +186,8 @@ async def test_a_file_is_shown_from_a_shell(tmp_path: Path) -> None:
         bad = await mlxd("run", "sees", "what?", "--image", str(other), *where, piped="")
         assert bad.code != 0
         assert "no image that can be read" in bad.err
+        shown = await mlxd("show", "sees", "--address", server.address)
+        assert "seen in chats" in shown.out
         gone = await mlxd("run", "sees", "what?", "--image", str(tmp_path), *where, piped="")
         assert gone.code == 2
         assert "--image" in gone.err

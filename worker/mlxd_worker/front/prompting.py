@@ -124,7 +124,7 @@ def _refuse_unseen(chat: Chat, loaded: Loaded) -> None:
     """
     if loaded.sight is None:
         for field, _ in chat_images(chat):
-            raise FieldNotServed(field)
+            raise FieldNotServed(field, f"{loaded.job.name} does not see images")
 
 
 def _check_images(chat: Chat, loaded: Loaded) -> None:
