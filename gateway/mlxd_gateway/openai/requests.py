@@ -16,7 +16,8 @@ from mlxd_shared import config
 
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here hears or reads files: text and images alone"
-NO_IMAGES = "images are taken by /v1/chat/completions alone"
+SIGHT_ALIKE = "a model sees every image alike"
+URL_HELP = "a data URL; no address is fetched"
 OF_ACCOUNT = "concerns an account with OpenAI"
 SENT_BACK = "part of an answer that is sent back"
 FROM_PARSING = "what OpenAI's packages have read in an answer that is sent back"
@@ -39,8 +40,8 @@ class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
 class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
     """An image, in a data URL."""
 
-    url: Annotated[str, honour("a data URL; no address is fetched")]
-    detail: Annotated[Raw, pass_over("a model sees every image alike")] = ABSENT
+    url: Annotated[str, honour(URL_HELP)]
+    detail: Annotated[Raw, pass_over(SIGHT_ALIKE)] = ABSENT
 
 
 class Image(msgspec.Struct, tag="image_url", forbid_unknown_fields=True):
