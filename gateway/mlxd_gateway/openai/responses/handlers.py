@@ -18,6 +18,7 @@ from mlxd import InvalidRequest, ModelNotFound
 from mlxd_gateway.common.bodies import query_reader_of, reader_of
 from mlxd_gateway.common.endpoints import client_of, generation_of, owner_of, translate
 from mlxd_gateway.common.failures import BadField, Failure, FailureKind, Refused
+from mlxd_gateway.common.fetching import fetch_links
 from mlxd_gateway.common.responses import (
     EVENT_STREAM,
     gather,
@@ -60,6 +61,7 @@ def store_of(request: Request) -> ResponseStore:
 async def create_response(request: Request) -> Response:
     """POST /v1/responses."""
     body = await _read_request(request)
+    await fetch_links(request, body)
     head = head_of(body, uuid4().hex, int(time.time()))
     kept = _kept_before(request, body.previous_response_id)
     history = [

@@ -5,13 +5,14 @@ A model's answer is made of the same items, and so is what is kept of a conversa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, Union
 
 import msgspec
 from msgspec import Raw
 
 from mlxd_gateway.common.fates import ABSENT, Foreign, foreign, honour, pass_over, turn_down
-from mlxd_gateway.openai.requests import NO_SIGHT, SENT_BACK, SIGHT_ALIKE, URL_HELP, Refusal
+from mlxd_gateway.common.images import URL_HELP, Linked
+from mlxd_gateway.openai.requests import NO_SIGHT, SENT_BACK, SIGHT_ALIKE, Refusal
 
 NO_TOOLS = "tools run with the client, not here"
 NO_CUSTOM = "tools are functions here"
@@ -59,9 +60,10 @@ class InputText(msgspec.Struct, tag="input_text", forbid_unknown_fields=True):
     prompt_cache_breakpoint: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
 
 
-class InputImage(msgspec.Struct, tag="input_image", forbid_unknown_fields=True):
+class InputImage(Linked, tag="input_image", forbid_unknown_fields=True):
     """A part of what is shown to a model."""
 
+    link_field: ClassVar[str] = "image_url"
     image_url: Annotated[str | None, honour(URL_HELP)] = None
     file_id: Annotated[str | None, turn_down(NO_FILES)] = None
     detail: Annotated[Raw, pass_over(SIGHT_ALIKE)] = ABSENT
