@@ -94,6 +94,12 @@ async def test_a_picture_decides_the_answer(struck: Struck) -> None:
     pixel = Part(image=encode_image(change_pixel(picture(1))))
     _, missed = await hear(struck, request_of([pixel, words]))
     assert missed.cached_tokens < usage.prompt_tokens - TOKENS
+    several = request_of([show(1), words], n=3)
+    said: dict[int, list[int]] = {}
+    async for message in struck.inference.Generate(several):
+        said.setdefault(message.choice, []).extend(message.token_ids)
+    assert {choice: len(tokens) for choice, tokens in said.items()} == dict.fromkeys(range(3), MADE)
+    assert said[0] == first
     _, usage = await hear(struck, request_of([show(1), words, show(2), words], role="tool"))
     assert usage.prompt_tokens > least.prompt_tokens + 2 * TOKENS
 
