@@ -92,7 +92,7 @@ async def _chat_prompt(
     chars = sum(len(message.text) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
     _check_images(chat, loaded)
-    images = () if sight is None else await worker.images.read(chat, sight)
+    images = () if sight is None else await worker.showings.read(request_id, chat, sight)
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
     check = partial(_place, rendered.ids, images, spec, loaded)
     # A template, or images, may make many ids of a small request.
@@ -124,7 +124,7 @@ def _refuse_unseen(chat: Chat, loaded: Loaded) -> None:
     """
     if loaded.sight is None:
         for field, _ in chat_images(chat):
-            raise FieldNotServed(field)
+            raise FieldNotServed(field, f"{loaded.job.name} does not see images")
 
 
 def _check_images(chat: Chat, loaded: Loaded) -> None:
