@@ -72,9 +72,6 @@ async def join_cluster(address: str) -> AsyncIterator[Members]:
         InvalidRequest: there is no such cluster, or it is of another version.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
-        _log.warning("Ray asks nobody for a token", reason=reason)
     if address.startswith(FLEET_SCHEME):
         await _check_listens(address)
     try:
@@ -88,6 +85,9 @@ async def join_cluster(address: str) -> AsyncIterator[Members]:
         )
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
         raise InvalidRequest.of("fleet", f"{address}: {_first_line(error)}") from error
+    if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray sets it where it has a token for `auto`
+        reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
+        _log.warning("Ray asks nobody for a token", reason=reason)
     try:
         yield Members(_list_members, _start_agent)
     finally:
