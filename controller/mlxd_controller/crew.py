@@ -132,9 +132,7 @@ async def _gather(
         join_cluster(place.address) as membership,
         gather_fleet(settings, membership, clock, store) as fleet,
     ):
-        yield Crew(
-            fleet.ports, settings.max_loaded, survivors=fleet.survivors, store=fleet.store
-        )
+        yield Crew(fleet.ports, settings.max_loaded, survivors=fleet.survivors, store=fleet.store)
 
 
 def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tuple[Gpu, ...]:

@@ -36,9 +36,7 @@ def sort_gaps(aftermath: FleetAftermath) -> dict[str, list[float]]:
     gaps: dict[str, list[float]] = {KILL: [], STOP: [], CONTROLLER: [], SEVERAL: [], OTHER: []}
     for begin_s, gap_s in aftermath.tally.moves:
         causes = {
-            what
-            for at_s, what in aftermath.strokes
-            if begin_s - SOON_S <= at_s <= begin_s + gap_s
+            what for at_s, what in aftermath.strokes if begin_s - SOON_S <= at_s <= begin_s + gap_s
         }
         gaps[SEVERAL if len(causes) > 1 else next(iter(causes), OTHER)].append(gap_s)
     return gaps

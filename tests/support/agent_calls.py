@@ -22,9 +22,7 @@ MILLI = 1000
 
 def main(address: str, name: str) -> None:
     """Make the calls one after another."""
-    ray.init(
-        address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False
-    )
+    ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
     living: Any = [node for node in ray.nodes() if node["Alive"]]
     node = next(node for node in living if node["Labels"].get("mlxd.name") == name)
     agent: Any = ray.get_actor(f"agent-{node['NodeID']}", namespace=NAMESPACE)

@@ -79,7 +79,7 @@ def _suspend(node: Any, *, on: bool) -> None:
 
 
 def _memory(node: Any) -> dict[str, float]:
-    """Return the megabytes that a node's processes hold alone: its models' workers, and the rest."""
+    """Return the megabytes that a node's processes hold alone: workers of models, and others."""
     held = {"workers": 0.0, "others": 0.0}
     for process in _tree(_raylet(node).pid):
         try:

@@ -1,4 +1,4 @@
-"""Sends a model's files to a node that has them nowhere: from this machine's disk, or another node's.
+"""Sends a model's files to a node that has them nowhere: from here, or from another node.
 
 Invariants:
 - Parts pass through this process one at a time, the next one read while one is written: no node
