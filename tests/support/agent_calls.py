@@ -23,7 +23,8 @@ MILLI = 1000
 def main(address: str, name: str) -> None:
     """Make the calls one after another."""
     ray.init(address=address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
-    living: Any = [node for node in ray.nodes() if node["Alive"]]
+    list_nodes: Any = ray.nodes  # has no types
+    living = (node for node in list_nodes() if node["Alive"])
     node = next(node for node in living if node["Labels"].get("mlxd.name") == name)
     agent: Any = ray.get_actor(f"agent-{node['NodeID']}", namespace=NAMESPACE)
     took_ms = []

@@ -12,6 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,8 @@ async def test_a_controller_that_was_killed_has_its_workers_adopted(tmp_path: Pa
     async with ray_cluster("a", environment=TOKEN) as cluster:
         for wrong in ({}, {**TOKEN, "RAY_AUTH_TOKEN": "another"}):
             fleet = ("--fleet", f"ray://{cluster.address}", "--address", "127.0.0.1:0")
-            refused = await mlxd("serve", *fleet, **QUIET, **wrong)
+            environment: dict[str, Any] = {**QUIET, **wrong}
+            refused = await mlxd("serve", *fleet, **environment)
             assert refused.code == 2
             assert "fleet: " in refused.err
             assert "token" in refused.err.lower()
