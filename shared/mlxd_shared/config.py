@@ -325,6 +325,8 @@ FLEET_TAKE_S = 60.0  # for an agent to start, to follow a controller and to end 
 FLEET_START_S = 120.0  # for the first node, at a controller's start
 FLEET_CHUNK_BYTES = MIB  # of a model's file that is copied to a node, in one call
 FLEET_FILES_MAX = 4096  # of a model that is copied
+FLEET_OFFERS_MAX = 64  # models whose files a node has listed for others, the latest
+FLEET_LISTING_S = 2.0  # between two looks at what models nodes have
 
 # --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---
 KEEP_ALIVE_DEFAULT_S = 300.0  # as Ollama's, so that clients meet what they know
