@@ -7,7 +7,7 @@ Sources, first that is there
 Invariants:
 - A setting that would change pixels is honoured or refused by name; it is never ignored.
 - What comes out is a square of the side that the model's tower has: another one is refused. Or an
-  image keeps its shape, and both sides become multiples of that, within the pixels that are allowed.
+  image keeps its shape: both sides become multiples of that, within the pixels that are allowed.
 """
 
 from __future__ import annotations

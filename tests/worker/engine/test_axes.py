@@ -39,9 +39,7 @@ def test_any_cut_says_the_same() -> None:
 
 def test_what_is_generated_goes_on_behind_the_text() -> None:
     """By the shift of all images, however long the prompt is."""
-    request = Submit(
-        StreamId(1), (1,) * COUNT, GREEDY, None, 0.0, Collected(), images=IMAGES
-    )
+    request = Submit(StreamId(1), (1,) * COUNT, GREEDY, None, 0.0, Collected(), images=IMAGES)
     assert COUNT - 1 + request.shift == TIMES[-1]
     assert request.shift == shift_before(IMAGES, COUNT) == -3
     assert Submit(StreamId(1), (1,), GREEDY, None, 0.0, Collected()).shift == 0
@@ -56,7 +54,7 @@ def test_images_of_one_size_stand_like_text() -> None:
 
 
 def test_a_pass_has_one_number_a_row_where_that_is_enough() -> None:
-    """Three only where it shows an image; none before the first; a token a row of several chunks."""
+    """Three only where it shows an image, none before the first; of several chunks one a token."""
     assert turns_of([(IMAGES, 0, 3)]) is None
     behind = turns_of([(IMAGES, 16, 3)])
     assert behind is not None

@@ -153,9 +153,7 @@ def test_rows_with_images_share_steps_with_text(seeing: Seeing) -> None:
         seeing.place(third, before=(70,)),
     ]
     sinks = [
-        seeing.tiny.submit(
-            placed.ids, images=placed.images, keys=placed.keys, max_tokens=TOKENS
-        )[1]
+        seeing.tiny.submit(placed.ids, images=placed.images, keys=placed.keys, max_tokens=TOKENS)[1]
         for placed in prompts
     ]
     seeing.tiny.run()

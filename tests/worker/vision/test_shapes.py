@@ -139,8 +139,15 @@ async def test_a_decoder_that_lies_is_not_believed(
     settings = read_image_settings(folder, side=SIDE, places_max=SIGHT_SIZES.places_max)
     room = ImageRoom(command=(sys.executable, "-c", LIAR))
     one = bytes(3 * SIDE * SIDE)
-    lies = [b"", b"x", grid_bytes(0, 7), grid_bytes(1, 2) + one, grid_bytes(1, 1) + one[1:],
-            grid_bytes(1 << 31, 1 << 31) + one, struct.pack("<II", config.IMAGE_PLACES_MAX, 2)]
+    lies = [
+        b"",
+        b"x",
+        grid_bytes(0, 7),
+        grid_bytes(1, 2) + one,
+        grid_bytes(1, 1) + one[1:],
+        grid_bytes(1 << 31, 1 << 31) + one,
+        struct.pack("<II", config.IMAGE_PLACES_MAX, 2),
+    ]
     for lie in lies:
         with pytest.raises(InvalidRequest, match="answered nonsense") as caught:
             await room.read(chat_of(lie or b"\n"), Sight(SIGHT_SIZES, settings))

@@ -2,7 +2,8 @@
 
 Invariants:
 - This process parses no image: it sends a file's bytes to a child, and takes pixels of a size that
-  it knows before, or of rows and columns that come with them, up to a size that it knows. The images of at most IMAGE_READS_MAX requests are decoded at once, and at most
+  it knows before, or of rows and columns that come with them, up to a size that it knows. The
+  images of at most IMAGE_READS_MAX requests are decoded at once, and at most
   IMAGE_READS_WAITING_MAX more wait.
 - An image is done after IMAGE_READ_S, a request's images after IMAGES_READ_S, and all of them when
   their stream leaves: the child is killed then, and replaced when needed. Whatever a file does to

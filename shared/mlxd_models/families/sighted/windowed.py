@@ -100,7 +100,8 @@ class WindowedConfig:
         """
         rows = places * self.merge**2
         embedding = rows * (3 * self.patch_values + self.hidden)
-        scores = min(self.heads * rows**2, SCORES_MAX)
+        seen = rows if self.full else min(rows, (self.window * self.merge) ** 2)
+        scores = min(self.heads * rows * seen, SCORES_MAX)
         attention = rows * 10 * self.hidden + 3 * scores
         layer = rows * 2 * self.hidden + max(attention, rows * 4 * self.mlp)
         merging = rows * self.hidden + places * (3 * self.merged + 2 * self.output)

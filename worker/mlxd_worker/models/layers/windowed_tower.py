@@ -1,8 +1,8 @@
 """A windowed tower over one image of any shape: patches, layers, places. That of Qwen2.5-VL.
 
 Invariants:
-- Patches lie place by place, those of a window together, and windows of one size together: attention
-  within windows is then one call a size, without a mask. What comes out is in the image's order.
+- Patches lie place by place, those of a window together, and windows of one size together: within
+  windows attention is then one call a size, without a mask. What comes out is in the image's order.
 - No more than `SCORES_MAX` scores are there at once, however large the image is.
 - Pixels are scaled in float32 and become the weights' type before the first product.
 - A layer is evaluated before the next one begins: what is alive at once is one layer's.
