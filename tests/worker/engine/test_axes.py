@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import cast
-
 import pytest
 
 from mlxd_worker.engine.axes import axes_of, shift_before, turns_of
@@ -75,4 +73,4 @@ def test_the_longer_side_counts(rows: int) -> None:
     """What follows stands as many further as the longer side has places."""
     only = image(0, rows, 3)
     times, _, _ = axes_of((only,), only.stop, 1)
-    assert cast("list[int]", times) == [max(rows, 3)]
+    assert times == [max(rows, 3)]

@@ -63,7 +63,8 @@ def read(
 ) -> mx.array:
     """Return the logits of a prompt, read in pieces of these widths by turns."""
     caches.join(row, tokens=len(shown.prompt))
-    parts, begin = [], 0
+    parts: list[mx.array] = []
+    begin = 0
     while begin < len(shown.prompt):
         width = widths[len(parts) % len(widths)]
         tokens = shown.prompt[begin : begin + width]
@@ -172,7 +173,9 @@ def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
     """Chunks of rows with images and without, one after another: each row's logits are its own."""
     model, prompts = loaded.model, (loaded.text, loaded.shown, _shorter(loaded.shown))
     assert model.capabilities.reads_chunks
-    caches, parts, inlays, first = caches_of(model), [], [], 0
+    caches, first = caches_of(model), 0
+    parts: list[tuple[Sequence[int], int, RowId]] = []
+    inlays: list[Inlay] = []
     rows = [RowId(20 + index) for index in range(len(prompts))]
     for row, shown in zip(rows, prompts, strict=True):
         caches.join(row, tokens=len(shown.prompt))

@@ -1,9 +1,9 @@
-"""A tower that keeps an image's shape: its config, and the tensors of its checkpoints. Qwen2.5-VL's.
+"""A tower that keeps an image's shape: its config, and its checkpoints' tensors. Qwen2.5-VL's.
 
 Invariants:
 - Patches attend within windows of whole places, but for a few layers in which all see all.
-- A square of `merge` x `merge` patches becomes one place of the prompt. An image is no film: each of
-  the `frames` that a patch has is the same picture.
+- A square of `merge` x `merge` patches becomes one place of the prompt. An image is no film: each
+  of the `frames` that a patch has is the same picture.
 - The most places that an image takes are `IMAGE_PLACES_MAX`, whatever a model's files allow.
 """
 
@@ -93,17 +93,17 @@ class WindowedConfig:
     def pass_values_of(self, places: int) -> int:
         """Return the values alive at most for an image of so many places.
 
-        Its patches before they are embedded; or residual and norm beside the widest part of a layer:
-        attention, queries and keys before and behind their rotation, with scores as products,
-        exponentials and sums, or the feed-forward before and behind its activation; or the places
-        before and behind the merger's products.
+        Its patches before they are embedded; or residual, norm and angles beside the widest part of
+        a layer: attention, around its rotations, with scores as products, exponentials and sums, or
+        the feed-forward around its activation; or the places around the merger's products. MLX on a
+        CPU makes room for all of a part at once: that much was measured.
         """
         rows = places * self.merge**2
         embedding = rows * (3 * self.patch_values + self.hidden)
         seen = rows if self.full else min(rows, (self.window * self.merge) ** 2)
         scores = min(self.heads * rows * seen, SCORES_MAX)
-        attention = rows * 10 * self.hidden + 3 * scores
-        layer = rows * 2 * self.hidden + max(attention, rows * 4 * self.mlp)
+        attention = rows * 16 * self.hidden + 3 * scores
+        layer = rows * 3 * self.hidden + max(attention, rows * 5 * self.mlp)
         merging = rows * self.hidden + places * (3 * self.merged + 2 * self.output)
         return max(embedding, layer, merging)
 

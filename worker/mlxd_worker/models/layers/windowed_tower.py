@@ -122,6 +122,7 @@ class WindowedTower:
         turns = mx.cos(angles), mx.sin(angles)
         apart = [(count, size * config.merge**2) for count, size in windows.groups]
         whole = [(1, rows.shape[0])]
+        mx.eval(rows, turns)
         for index, layer in enumerate(self._layers):
             groups = whole if index in config.full else apart
             rows = add_projection(rows, self._attend(layer, rows, turns, groups), layer.output)
