@@ -32,7 +32,7 @@ ARCHITECTURE: Final = "Qwen2_5_VLForConditionalGeneration"
 VISION_CONFIG: Final = "vision_config"
 _STORED_TOWERS: Final = ("visual.", TOWER_PREFIX)
 """What the names of a tower's tensors begin with, as checkpoints have them."""
-_TOKEN_KEY: Final = "image_token_id"
+_PLACEHOLDER: Final = "image_token_id"
 _TOKEN_DEFAULT: Final = 151_655
 _TIED: Final = "tie_word_embeddings"
 _ROPE_KEYS: Final = ("rope_scaling", "rope_parameters")
@@ -64,9 +64,9 @@ def parse_qwen2_5_vl(config: Mapping[str, Any]) -> Qwen25VlConfig:
     if tower.output != text.hidden:
         problem = f"{tower.output} is not the text's hidden_size of {text.hidden}"
         raise fields.error(f"{VISION_CONFIG}.out_hidden_size", problem)
-    token_id = fields.integer(_TOKEN_KEY, low=0, high=VOCAB_MAX, default=_TOKEN_DEFAULT)
+    token_id = fields.integer(_PLACEHOLDER, low=0, high=VOCAB_MAX, default=_TOKEN_DEFAULT)
     if token_id >= text.vocab:
-        raise fields.error(_TOKEN_KEY, f"{token_id} is beyond the vocabulary of {text.vocab}")
+        raise fields.error(_PLACEHOLDER, f"{token_id} is beyond the vocabulary of {text.vocab}")
     return Qwen25VlConfig(text, tower, token_id)
 
 

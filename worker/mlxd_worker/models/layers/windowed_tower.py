@@ -5,7 +5,7 @@ Invariants:
   windows attention is then one call a size, without a mask. What comes out is in the image's order.
 - No more than `SCORES_MAX` scores are there at once, however large the image is.
 - Pixels are scaled in float32 and become the weights' type before the first product.
-- A layer is evaluated before the next one begins: what is alive at once is one layer's.
+- Half a layer is evaluated before the next half begins: what is alive at once is one half's.
 
 The arithmetic is that of Qwen2.5-VL (Bai et al., 2025).
 """
@@ -126,6 +126,7 @@ class WindowedTower:
         for index, layer in enumerate(self._layers):
             groups = whole if index in config.full else apart
             rows = add_projection(rows, self._attend(layer, rows, turns, groups), layer.output)
+            mx.eval(rows)
             inner = gate_projection(rows, layer.mlp_norm, layer.gate_up, width=config.mlp)
             rows = add_projection(rows, inner, layer.down)
             mx.eval(rows)
