@@ -219,7 +219,8 @@ IMAGE_READ_BYTES_MAX = GIB  # of address space
 IMAGE_PIXELS_HELD_BYTES_MAX = 512 * MIB  # of streams that run or wait
 IMAGE_HELD_RETRY_S = 1.0
 IMAGE_TOKENS_MAX = 16_384  # of one image in a prompt, as a model's config may have it
-IMAGES_TOGETHER_MAX = 4  # that a model sees in one pass
+IMAGE_PLACES_MAX = 4096  # of one image whose size varies: a larger one is made smaller
+IMAGES_TOGETHER_MAX = 4  # of one size, that a model sees in one pass
 IMAGE_FEATURES_KEPT_MAX = 16  # images whose features are kept for later chunks and prompts
 # Text becomes tokens, and tokens text: short ones on threads of the worker, long ones in a child.
 TOKENIZE_SHORT_CHARS_MAX = 64 * KIB  # some 50 ms of one core, and 10 to 40 MiB
