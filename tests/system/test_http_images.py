@@ -45,10 +45,10 @@ async def ask_responses(web: Web, url: str) -> tuple[str, int]:
         {"type": "input_image", "image_url": url, "detail": "auto"},
         {"type": "input_text", "text": WORDS},
     ]
-    asked: list[Any] = [{"role": "user", "content": content}]
+    message: list[Any] = [{"role": "user", "content": content}]
     options: dict[str, Any] = {"model": "sees", "max_output_tokens": 8, "temperature": 0}
     async with client:
-        first = await client.responses.create(input=asked, **options)
+        first = await client.responses.create(input=message, **options)
         second = await client.responses.create(
             input="and then?", previous_response_id=first.id, **options
         )

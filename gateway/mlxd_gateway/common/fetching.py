@@ -48,8 +48,8 @@ _READ_BYTES: Final = 1 << 16
 
 def look_up(host: str, port: int) -> list[str]:
     """Return all addresses of a host; see `Look`."""
-    found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
-    return list(dict.fromkeys(str(entry[4][0]) for entry in found))
+    entries = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(entry[4][0]) for entry in entries))
 
 
 async def dial(address: str, port: int, trust: ssl.SSLContext | None, host: str) -> Streams:
@@ -263,16 +263,16 @@ async def fetch_links(request: Request, body: msgspec.Struct) -> None:
         ClientDisconnect: the client has gone.
     """
     fetcher: Fetcher | None = request.app.state.fetcher
-    found = [] if fetcher is None else links_in(body)
-    if fetcher is None or not found:
+    linked = [] if fetcher is None else links_in(body)
+    if fetcher is None or not linked:
         return
-    if len(found) > config.IMAGES_MAX:
-        raise BadField(found[config.IMAGES_MAX][0], f"at most {config.IMAGES_MAX} images")
+    if len(linked) > config.IMAGES_MAX:
+        raise BadField(linked[config.IMAGES_MAX][0], f"at most {config.IMAGES_MAX} images")
     room: Room = request.app.state.room
-    links = [(field, struct.link) for field, struct in found]
+    links = [(field, struct.link) for field, struct in linked]
     with room.lend() as take:
         fetched = await while_there(request, fetcher.fetch_all(links, take))
         written = await asyncio.to_thread(_write_all, fetched)
-    for _, struct in found:
+    for _, struct in linked:
         struct.link = written[struct.link]
         request.state.body_nbytes += len(struct.link)  # it is as if they had come with it

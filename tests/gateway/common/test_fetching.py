@@ -44,7 +44,7 @@ def answer(content: bytes = PNG, *, kind: str = "image/png", status: str = "200 
     return head.encode() + content
 
 
-def moved(where: str) -> bytes:
+def redirect_to(where: str) -> bytes:
     """Return a redirect."""
     return f"HTTP/1.1 302 Found\r\nLocation: {where}\r\nContent-Length: 0\r\n\r\n".encode()
 
@@ -53,17 +53,17 @@ PAGES: Mapping[str, bytes] = {
     "/a.png": answer(),
     "/bare": answer(kind="application/octet-stream"),
     "/till-the-end": b"HTTP/1.0 200 OK\r\n\r\n" + PNG,
-    "/hop": moved("/a.png"),
-    "/1": moved("/2"),
-    "/2": moved("//b.example/3"),
-    "/3": moved("https://b.example/a.png"),
-    "/4": moved("/1"),
-    "/inside": moved("http://inside.example/a.png"),
-    "/other": moved("http://other.example/a.png"),
-    "/down": moved("http://a.example/a.png"),
-    "/port": moved("http://a.example:8080/a.png"),
-    "/nowhere": moved(""),
-    "/nothing": moved("http://[/"),
+    "/hop": redirect_to("/a.png"),
+    "/1": redirect_to("/2"),
+    "/2": redirect_to("//b.example/3"),
+    "/3": redirect_to("https://b.example/a.png"),
+    "/4": redirect_to("/1"),
+    "/inside": redirect_to("http://inside.example/a.png"),
+    "/other": redirect_to("http://other.example/a.png"),
+    "/down": redirect_to("http://a.example/a.png"),
+    "/port": redirect_to("http://a.example:8080/a.png"),
+    "/nowhere": redirect_to(""),
+    "/nothing": redirect_to("http://[/"),
     "/page": answer(b"<p>", kind="text/html; charset=utf-8"),
     "/empty": answer(b""),
     "/gone": answer(status="404 Not Found"),
@@ -323,9 +323,9 @@ async def test_images_at_addresses_come_as_if_they_were_sent() -> None:
                 status, error = await web.error(path, {"model": "demo", **body})
                 assert status == 400
                 assert "no address is fetched" in error["error"]["message"]
-        asked = [r for r in fake.requests if isinstance(r, inference_pb2.GenerateRequest)]
-        assert len(asked) == 4
-        for request in asked:
+        generated = [r for r in fake.requests if isinstance(r, inference_pb2.GenerateRequest)]
+        assert len(generated) == 4
+        for request in generated:
             parts = request.chat.messages[0].parts
             assert [(part.image, part.media_type) for part in parts] == [(PNG, "")] * 2
 

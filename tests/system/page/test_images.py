@@ -80,7 +80,7 @@ async def give(page: Page, kind: str, name: str, content: bytes) -> None:
     await message.evaluate(GIVE, [kind, name, base64.b64encode(content).decode()])
 
 
-def asked(fake: FakeServer) -> list[inference_pb2.GenerateRequest]:
+def requests_of(fake: FakeServer) -> list[inference_pb2.GenerateRequest]:
     """Return what the controller was asked."""
     return [r for r in fake.requests if isinstance(r, inference_pb2.GenerateRequest)]
 
@@ -147,7 +147,7 @@ async def test_images_are_chosen_pasted_dropped_and_sent(chromium: Browser) -> N
         await page.get_by_label("Message", exact=True).fill("And now?")
         await page.get_by_label("Message", exact=True).press("Enter")
         await expect(page.locator(".turn.assistant .text")).to_have_count(2)
-    first, second = asked(fake)
+    first, second = requests_of(fake)
     assert [part.image for part in first.chat.messages[0].parts] == [PNG, OTHER, b""]
     assert first.chat.messages[0].parts[2].text == "What is it?"
     assert [len(message.parts) for message in second.chat.messages] == [3, 0, 0]
@@ -170,6 +170,6 @@ async def test_a_model_that_does_not_see_is_shown_none(chromium: Browser) -> Non
         await expect(page.get_by_role("alert")).to_have_text("This model does not see images.")
         await message.press("Enter")
         await expect(page.get_by_text("It rains.", exact=True)).to_be_visible()
-    (only,) = asked(fake)
+    (only,) = requests_of(fake)
     assert only.chat.messages[0].content == "hi"
     assert not only.chat.messages[0].parts

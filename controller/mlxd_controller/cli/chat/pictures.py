@@ -2,7 +2,7 @@ r"""Images of a chat: files that are named by an option, or by a path in what is
 
 A terminal types the path of a file that is dropped on it, each in its own way:
 
-    /home/me/cat.png   '/home/me/my cat.png'   /home/me/my\ cat.png   file:///home/me/my%20cat.png
+    /pictures/cat.png   '/pictures/my cat.png'   /pictures/my\ cat.png   file:///my%20cat.png
 
 Invariants:
 - What is taken for an image is a whole word or a quoted text, absolute (or below `~/`), with the

@@ -69,8 +69,8 @@ async def create_response(request: Request) -> Response:
     ]
     ask = functools.partial(ask_response, history=history)
     kept_nbytes = sum(each.nbytes for each in kept)
-    asked = await translate(request, ask, body, kept_nbytes=kept_nbytes)
-    generation = generation_of(request, asked)
+    whole = await translate(request, ask, body, kept_nbytes=kept_nbytes)
+    generation = generation_of(request, whole)
     writer = ResponseWriter(head, _keeper(request, body, head))
     if body.stream:
         return await stream(

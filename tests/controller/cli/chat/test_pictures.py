@@ -52,8 +52,8 @@ def test_a_path_is_an_image_in_each_way(way: str, image: Path) -> None:
         (word, ""), (f"{word} ", ""), (f"{word} what is it?", "what is it?"),
         (f"what is {word}", "what is"), (f"what is {word} like?\nsay", "what is like?\nsay"),
     ):  # fmt: skip
-        found = find_images(text)
-        assert (found.text, found.paths) == (rest, (image,)), text
+        message = find_images(text)
+        assert (message.text, message.paths) == (rest, (image,)), text
     both = find_images(f"{word} {word}")
     assert (both.text, both.paths) == ("", (image, image))
 
@@ -77,8 +77,8 @@ def test_all_else_stays_text(tmp_path: Path, image: Path) -> None:
         f"see:{bare}", f"{bare},", f"({bare})", f"file://elsewhere{bare}", "file://[/c.png",
         f"'{bare}", "~nobody/c.png", f"/{'x' * 5000}.png", "/a\0.png", str(image),
     ):  # fmt: skip
-        found = find_images(text)
-        assert (found.text, found.paths) == (text, ()), text
+        message = find_images(text)
+        assert (message.text, message.paths) == (text, ()), text
 
 
 def test_what_waits_is_bounded_and_whole(tmp_path: Path, image: Path) -> None:

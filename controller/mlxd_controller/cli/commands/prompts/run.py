@@ -265,19 +265,19 @@ def _look(text: str, talk: Talk) -> str:
     """Take the images out of a message; one that cannot be shown leaves nothing to answer."""
     if slash.is_known(text):
         return text
-    found = pictures.find_images(text)
-    if found.paths and not talk.sees:
+    message = pictures.find_images(text)
+    if message.paths and not talk.sees:
         outcome.complain(f"{talk.model} does not see images: the path stays text")
         return text
     try:
-        pictures.take_images(talk, found.paths)
+        pictures.take_images(talk, message.paths)
     except pictures.ImageNotUsable as error:
         outcome.complain(escape_line(str(error)))
         return ""
-    for path in found.paths:
-        when = "this" if found.text else "your next"
+    for path in message.paths:
+        when = "this" if message.text else "your next"
         outcome.say(f"{escape_line(path.name)} goes with {when} message")
-    return found.text
+    return message.text
 
 
 def _perform(text: str, talk: Talk) -> slash.After:

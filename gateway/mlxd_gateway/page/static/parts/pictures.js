@@ -5,7 +5,7 @@ import { html, useRef } from "../lib/ui.js";
 
 /**
  * The images that the next message shows, each with a button that takes it back.
- * @param {{pictures: import("../lib/images.js").Picture[], onRemove: (index: number) => void}} props
+ * @param {{pictures: import("../lib/images.js").Picture[], onRemove: Function}} props
  */
 export function Waiting({ pictures, onRemove }) {
   return (
