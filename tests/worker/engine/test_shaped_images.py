@@ -123,9 +123,9 @@ def test_an_image_is_known_by_its_shape_too(seeing: Seeing) -> None:
     placed = seeing.place((pixels, (rows, columns)))
     seeing.run(placed)
     other = seeing.place((pixels, (columns, rows)))
-    told = seeing.run(other)
-    assert told.reused == len(PIECES[0])
-    assert told.ids == seeing.expect(other)
+    answer = seeing.run(other)
+    assert answer.reused == len(PIECES[0])
+    assert answer.ids == seeing.expect(other)
 
 
 def test_at_another_place_an_image_is_read_anew(seeing: Seeing) -> None:
@@ -135,12 +135,12 @@ def test_at_another_place_an_image_is_read_anew(seeing: Seeing) -> None:
     seeing.run(seeing.place(first))
     seen = seeing.gallery.seen
     moved = seeing.place(first, before=(*PIECES[0], 70))
-    told = seeing.run(moved)
-    assert (told.reused, told.ids) == (len(PIECES[0]), seeing.expect(moved))
+    answer = seeing.run(moved)
+    assert (answer.reused, answer.ids) == (len(PIECES[0]), seeing.expect(moved))
     assert seeing.gallery.seen == seen
     behind = seeing.place(second, first)
-    told = seeing.run(behind)
-    assert (told.reused, told.ids) == (len(PIECES[0]), seeing.expect(behind))
+    answer = seeing.run(behind)
+    assert (answer.reused, answer.ids) == (len(PIECES[0]), seeing.expect(behind))
 
 
 def test_rows_with_images_share_steps_with_text(seeing: Seeing) -> None:
