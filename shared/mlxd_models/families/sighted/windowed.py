@@ -95,8 +95,8 @@ class WindowedConfig:
 
         Its patches before they are embedded; or pixels, residual, norm and angles beside the widest
         part of a layer: attention, around its rotations, with scores as products, exponentials and
-        sums, or the feed-forward around its activation; or the places around the merger's products. MLX on a
-        CPU makes room for all of a part at once: that much was measured.
+        sums, or the feed-forward around its activation; or the places around the merger's
+        products. MLX on a CPU makes room for all of a part at once: that much was measured.
         """
         rows = places * self.merge**2
         embedding = rows * (3 * self.patch_values + self.hidden)
