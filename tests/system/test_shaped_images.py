@@ -37,14 +37,14 @@ async def test_a_picture_takes_places_by_its_shape(struck: Struck) -> None:
     """Which the usage counts; it decides the answer, and hits when it is shown again."""
     words = Part(text="what is it?")
     _, least = await hear(struck, request_of([words]))
-    told = {}
+    answer = {}
     for size in (TALL, WIDE):
-        told[size], usage = await hear(struck, request_of([show(1, size), words]))
+        answer[size], usage = await hear(struck, request_of([show(1, size), words]))
         assert usage.prompt_tokens == least.prompt_tokens + places_of(*size)
     assert places_of(*TALL) != places_of(*WIDE)
-    assert told[TALL] != told[WIDE]
+    assert answer[TALL] != answer[WIDE]
     again, reused = await hear(struck, request_of([show(1, TALL), words]))
-    assert again == told[TALL]
+    assert again == answer[TALL]
     assert reused.cached_tokens == reused.prompt_tokens - 1
 
 

@@ -85,7 +85,7 @@ def read_image_settings(
             raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
         values = inner
     reading = _Reading(file, values, side)
-    return reading.settings() if places_max is None else reading.shaped(places_max)
+    return reading.settings() if places_max is None else reading.read_shaped(places_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ class _Reading:
             raise self._error("size", f"a shorter side of {shorter} gives no square of {self.side}")
         return self._settings(shorter, plain=(_MEAN, _DEVIATION) if by_shorter else _HALVES_BOTH)
 
-    def shaped(self, places_max: int) -> ImageSettings:
+    def read_shaped(self, places_max: int) -> ImageSettings:
         """Return what the file says of images that keep their shape."""
         if self._name() != _SHAPED:
             stated = self.values.get("image_processor_type")

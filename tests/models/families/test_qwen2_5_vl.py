@@ -41,7 +41,7 @@ PUBLISHED: dict[str, Any] = {
 """As the model of 3 billion values says it, flat."""
 
 
-def nested() -> dict[str, Any]:
+def nested_config() -> dict[str, Any]:
     """Return the same as newer files have it."""
     kept = ("architectures", "image_token_id", "model_type", "vision_config")
     text = {key: value for key, value in PUBLISHED.items() if key not in kept}
@@ -64,7 +64,7 @@ def test_a_published_config_is_read_flat_and_nested() -> None:
     assert text.rope.sections == (16, 24, 24)
     assert (tower.side, tower.window, tower.full) == (28, 4, frozenset({7, 15, 23, 31}))
     assert (tower.layers, tower.mlp, tower.frames, parsed.token_id) == (32, 3420, 2, 151655)
-    assert parse_qwen2_5_vl(nested()) == parsed
+    assert parse_qwen2_5_vl(nested_config()) == parsed
     sight = QWEN2_5_VL.footprint(parsed).sight
     assert sight is not None
     assert (sight.varies, sight.side, sight.tokens) == (True, 28, config.IMAGE_PLACES_MAX)

@@ -31,8 +31,8 @@ def test_any_cut_says_the_same() -> None:
     """Whatever chunk a token is read in, it stands at one place."""
     for first in range(COUNT):
         for stop in range(first + 1, COUNT + 1):
-            told = axes_of(IMAGES, first, stop - first)
-            assert told == (TIMES[first:stop], HEIGHTS[first:stop], WIDTHS[first:stop])
+            axes = axes_of(IMAGES, first, stop - first)
+            assert axes == (TIMES[first:stop], HEIGHTS[first:stop], WIDTHS[first:stop])
 
 
 def test_what_is_generated_goes_on_behind_the_text() -> None:

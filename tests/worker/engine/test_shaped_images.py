@@ -57,7 +57,7 @@ class Seeing:
             }
         )  # fmt: skip
 
-    def expected(self, placed: Placed) -> list[int]:
+    def expect(self, placed: Placed) -> list[int]:
         """Return what one pass over the prompt and all before says, token by token."""
         said: list[int] = []
         for _ in range(TOKENS):
@@ -108,7 +108,7 @@ def test_a_stream_says_what_one_pass_says(seeing: Seeing) -> None:
     """In chunks and steps, with guesses and without, behind a former prompt and anew."""
     first, second, third = pictures()
     placed = seeing.place(first, second, third)
-    expected = seeing.expected(placed)
+    expected = seeing.expect(placed)
     assert seeing.run(placed).ids == expected
     again = seeing.run(placed)
     assert (again.ids, again.reused) == (expected, len(placed.ids) - 1)
@@ -123,9 +123,9 @@ def test_an_image_is_known_by_its_shape_too(seeing: Seeing) -> None:
     placed = seeing.place((pixels, (rows, columns)))
     seeing.run(placed)
     other = seeing.place((pixels, (columns, rows)))
-    told = seeing.run(other)
-    assert told.reused == len(PIECES[0])
-    assert told.ids == seeing.expected(other)
+    answer = seeing.run(other)
+    assert answer.reused == len(PIECES[0])
+    assert answer.ids == seeing.expect(other)
 
 
 def test_at_another_place_an_image_is_read_anew(seeing: Seeing) -> None:
@@ -135,12 +135,12 @@ def test_at_another_place_an_image_is_read_anew(seeing: Seeing) -> None:
     seeing.run(seeing.place(first))
     seen = seeing.gallery.seen
     moved = seeing.place(first, before=(*PIECES[0], 70))
-    told = seeing.run(moved)
-    assert (told.reused, told.ids) == (len(PIECES[0]), seeing.expected(moved))
+    answer = seeing.run(moved)
+    assert (answer.reused, answer.ids) == (len(PIECES[0]), seeing.expect(moved))
     assert seeing.gallery.seen == seen
     behind = seeing.place(second, first)
-    told = seeing.run(behind)
-    assert (told.reused, told.ids) == (len(PIECES[0]), seeing.expected(behind))
+    answer = seeing.run(behind)
+    assert (answer.reused, answer.ids) == (len(PIECES[0]), seeing.expect(behind))
 
 
 def test_rows_with_images_share_steps_with_text(seeing: Seeing) -> None:
@@ -157,7 +157,7 @@ def test_rows_with_images_share_steps_with_text(seeing: Seeing) -> None:
         for placed in prompts
     ]
     seeing.tiny.run()
-    assert [sink.ids for sink in sinks] == [seeing.expected(placed) for placed in prompts]
+    assert [sink.ids for sink in sinks] == [seeing.expect(placed) for placed in prompts]
 
 
 @pytest.mark.parametrize("by_steps", [True, False])

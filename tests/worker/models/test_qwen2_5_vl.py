@@ -140,8 +140,8 @@ def test_places_decide_what_an_image_says(loaded: Loaded) -> None:
             replace(image, grid=None if other is None else (1, image.tokens))
             for image in shown.images
         )
-        told = logits_in_pieces(model, caches, replace(shown, images=images), [len(shown.prompt)])
-        assert difference(told[-1], whole[-1]) > 0.01
+        logits = logits_in_pieces(model, caches, replace(shown, images=images), [len(shown.prompt)])
+        assert difference(logits[-1], whole[-1]) > 0.01
 
 
 def test_rows_decode_together_each_at_its_own_places(loaded: Loaded) -> None:
@@ -165,8 +165,8 @@ def test_rows_decode_together_each_at_its_own_places(loaded: Loaded) -> None:
     for index, shown in enumerate(prompts):
         longer = replace(shown, prompt=(*shown.prompt, *more))
         whole = logits_in_pieces(model, caches, longer, [len(longer.prompt)])
-        told = mx.stack([step[index] for step in steps])
-        assert difference(told, whole[len(shown.prompt) :]) < 1e-4
+        logits = mx.stack([step[index] for step in steps])
+        assert difference(logits, whole[len(shown.prompt) :]) < 1e-4
 
 
 def test_several_prompts_share_a_pass(loaded: Loaded) -> None:

@@ -152,8 +152,8 @@ async def test_a_decoder_that_lies_is_not_believed(
         with pytest.raises(InvalidRequest, match="answered nonsense") as caught:
             await room.read(chat_of(lie or b"\n"), Sight(SIGHT_SIZES, settings))
         assert caught.value.violations[0].field == "chat.messages[0].parts[0].image"
-    (told,) = await room.read(chat_of(grid_bytes(1, 1) + one), Sight(SIGHT_SIZES, settings))
-    assert told.grid == (1, 1)
+    (pixels,) = await room.read(chat_of(grid_bytes(1, 1) + one), Sight(SIGHT_SIZES, settings))
+    assert pixels.grid == (1, 1)
     await room.close()
 
 

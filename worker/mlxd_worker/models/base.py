@@ -88,7 +88,7 @@ class Batch:
             offsets=mx.array(list(offsets), dtype=mx.int32),
             lengths=tuple([offset + 1 for offset in offsets]),
             rows=tuple(rows),
-            turns=shifted(offsets, shifts),
+            turns=shift_all(offsets, shifts),
         )
 
     @classmethod
@@ -214,7 +214,7 @@ class Sighted(ABC):
         """
 
 
-def shifted(offsets: Sequence[int], shifts: Sequence[int]) -> mx.array | None:
+def shift_all(offsets: Sequence[int], shifts: Sequence[int]) -> mx.array | None:
     """Return where rows stand for rotations, int32 [N]; None where that is at their offsets."""
     if not any(shifts):
         return None

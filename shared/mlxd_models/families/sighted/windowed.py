@@ -93,17 +93,18 @@ class WindowedConfig:
     def pass_values_of(self, places: int) -> int:
         """Return the values alive at most for an image of so many places.
 
-        Its patches before they are embedded; or residual, norm and angles beside the widest part of
-        a layer: attention, around its rotations, with scores as products, exponentials and sums, or
-        the feed-forward around its activation; or the places around the merger's products. MLX on a
-        CPU makes room for all of a part at once: that much was measured.
+        Its patches before they are embedded; or pixels, residual, norm and angles beside the widest
+        part of a layer: attention, around its rotations, with scores as products, exponentials and
+        sums, or the feed-forward around its activation; or the places around the merger's
+        products. MLX on a CPU makes room for all of a part at once: that much was measured.
         """
         rows = places * self.merge**2
         embedding = rows * (3 * self.patch_values + self.hidden)
         seen = rows if self.full else min(rows, (self.window * self.merge) ** 2)
         scores = min(self.heads * rows * seen, SCORES_MAX)
         attention = rows * 16 * self.hidden + 3 * scores
-        layer = rows * 3 * self.hidden + max(attention, rows * 5 * self.mlp)
+        held = rows * (3 * self.hidden + COLOURS * self.patch**2)
+        layer = held + max(attention, rows * 5 * self.mlp)
         merging = rows * self.hidden + places * (3 * self.merged + 2 * self.output)
         return max(embedding, layer, merging)
 

@@ -68,13 +68,13 @@ def attend_bounded(
     if count * each <= scores_max:
         return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
     windows = max(scores_max // each, 1)
-    asked = length if each <= scores_max else max(scores_max // (heads * length), 1)
+    queries_max = length if each <= scores_max else max(scores_max // (heads * length), 1)
     parts = []
     for first in range(0, count, windows):
         own = slice(first, first + windows)
         read = []
-        for begin in range(0, length, asked):
-            some = queries[own, :, begin : begin + asked]
+        for begin in range(0, length, queries_max):
+            some = queries[own, :, begin : begin + queries_max]
             read.append(
                 mx.fast.scaled_dot_product_attention(some, keys[own], values[own], scale=scale)
             )
