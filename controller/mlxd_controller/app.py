@@ -25,7 +25,7 @@ from mlxd_controller.pulling.downloads import Downloads, downloads_into
 from mlxd_controller.pulling.process import fetch
 from mlxd_controller.router.services import Services
 from mlxd_controller.runtime.adoption import enrol
-from mlxd_controller.runtime.ports import ModelRef, SystemClock
+from mlxd_controller.runtime.ports import ModelRef, ModelStore, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
 from mlxd_controller.services.allowances import Allowances
@@ -33,7 +33,6 @@ from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.health import follow_health
 from mlxd_controller.settings import RouterDoor, ServeSettings
 from mlxd_controller.store.load_defaults import check_load_defaults
-from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
@@ -130,14 +129,15 @@ async def _running(
         survivors = (*crew.survivors, *held)
         local, endable = crew.ports.local_workers, crew.ports.endable_workers
         runtime.adopt(enrol(survivors, state, clock, local=local, endable=endable))
-        preloaded = [await store.resolve(name) for name in settings.preload]
+        offered = crew.store or store
+        preloaded = [await offered.resolve(name) for name in settings.preload]
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(runtime.run())
             try:
                 async with _listening(
                     settings,
                     runtime,
-                    store,
+                    offered,
                     clock,
                     keeper=crew.keeper,
                     downloads=pulls,
@@ -161,7 +161,7 @@ async def _running(
 async def _listening(
     settings: ServeSettings,
     runtime: Runtime,
-    store: Library,
+    store: ModelStore,
     clock: SystemClock,
     *,
     keeper: Keeper | None,

@@ -50,6 +50,9 @@ class Crew:
     """Of what workers that are started here keep of prompts on disk; None: nothing is kept."""
     survivors: tuple[Survivor, ...] = ()
     """Workers of an earlier controller that follow this one, for the runtime to adopt."""
+    store: ModelStore | None = None
+    """The models, where the workers' machines have some of their own; None: those that were given.
+    """
 
     def leave(self) -> None:
         """From now on, leave models loaded in workers that others started."""
@@ -129,7 +132,7 @@ async def _gather(
         join_cluster(place.address) as membership,
         gather_fleet(settings, membership, clock, store) as fleet,
     ):
-        yield Crew(fleet.ports, settings.max_loaded, survivors=fleet.survivors)
+        yield Crew(fleet.ports, settings.max_loaded, survivors=fleet.survivors, store=fleet.store)
 
 
 def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tuple[Gpu, ...]:

@@ -21,6 +21,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.extras import check_extra
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.security.image_urls import check_image_urls
 from mlxd_shared.security.origins import check_origins
 
 MODULE = "mlxd_gateway"
@@ -29,14 +30,15 @@ STOP_S = config.SHUTDOWN_GRACE_S + 5.0
 _log = get_logger("gateway")
 
 
-def check_usable(origins: Collection[str]) -> None:
-    """Refuse to serve HTTP without the extra, or with an origin that is not valid.
+def check_usable(origins: Collection[str], image_urls: Collection[str] = ()) -> None:
+    """Refuse to serve HTTP without the extra, or with an origin or a host that is not valid.
 
     Raises:
-        InvalidRequest: naming `http` or `http_origin`.
+        InvalidRequest: naming `http`, `http_origin` or `image_urls`.
     """
     check_extra("http", "http", MODULE, *NEEDS)
     check_origins(origins)
+    check_image_urls(image_urls)
 
 
 def command_of(options: Mapping[str, object]) -> list[str]:
@@ -70,6 +72,7 @@ class Gateway:
             "allow_remote": settings.allow_remote,
             "origins": list(settings.http_origins),
             "agent_rules": settings.http_agent_rules,
+            "image_urls": list(settings.http_image_urls),
             "address": self.private_address,
             "controller_token_file": None if files.keys_file else files.token_file,
             "follow_parent": True,

@@ -101,14 +101,14 @@ class ServeSettings:
     records; None is the default of `address`. `preload` names models to load before the first
     request. `security` protects `address`, `metrics`, the HOST:PORT of the endpoint for Prometheus,
     and `http`, that of the gateway (None: there is none), which pages of `http_origins` may use and
-    which follows the rules for agents with `http_agent_rules`; `allow_remote` serves others without
-    it. `router` is where a router in front finds models (None: nowhere); it sends no token.
-    `workers` are (name, address) of workers that somebody else started, to be used in place of
-    processes of our own; `fleet` is the cluster on which our own run, in place of this machine.
-    `prefix_disk` is where parts of prompts outlive the models, and how much of them; None keeps
-    nothing on disk. `load_defaults` are what loads begin with, by a model's name, alias or digest.
-    `log_content` puts prompts and outputs into the log, which otherwise
-    never has them.
+    which follows the rules for agents with `http_agent_rules` and fetches images from the hosts of
+    `http_image_urls`; `allow_remote` serves others without it. `router` is where a router in front
+    finds models (None: nowhere); it sends no token. `workers` are (name, address) of workers that
+    somebody else started, to be used in place of processes of our own; `fleet` is the cluster on
+    which our own run, in place of this machine. `prefix_disk` is where parts of prompts outlive the
+    models, and how much of them; None keeps nothing on disk. `load_defaults` are what loads begin
+    with, by a model's name, alias or digest. `log_content` puts prompts and outputs into the log,
+    which otherwise never has them.
     """
 
     address: str = config.DEFAULT_ADDRESS
@@ -132,6 +132,7 @@ class ServeSettings:
     http: str | None = None
     http_origins: tuple[str, ...] = ()
     http_agent_rules: bool = True
+    http_image_urls: tuple[str, ...] = ()
     router: RouterDoor | None = None
     preload: tuple[str, ...] = ()
     run_dir: Path | None = None

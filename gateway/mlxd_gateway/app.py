@@ -23,6 +23,7 @@ from mlxd_gateway.common.callers import Callers
 from mlxd_gateway.common.clients import Clients
 from mlxd_gateway.common.endpoints import REQUEST_ID, client_of
 from mlxd_gateway.common.failures import Failure, FailureKind, Refused, failure_of
+from mlxd_gateway.common.fetching import Fetcher
 from mlxd_gateway.common.responses import json_response
 from mlxd_gateway.door import Door
 from mlxd_gateway.edge import Edge
@@ -47,15 +48,16 @@ def make_app(
     *,
     bodies_nbytes_max: int = config.REQUESTS_HELD_BYTES_MAX,
     agent_rules: bool = True,
+    fetcher: Fetcher | None = None,
     leaving: asyncio.Event | None = None,
     tracer: Tracer | None = None,
 ) -> ASGIApp:
     """Return the application over connections that are open for as long as it serves.
 
     door: who may come in; browsers are told of its origins (CORS). bodies_nbytes_max: of all bodies
-    that are being read. agent_rules: whether chats are changed by `agents.rules`. leaving: is set
-    when the gateway takes no requests any more; streams that have no end of their own end then.
-    tracer: None: nothing is traced.
+    that are being read. agent_rules: whether chats are changed by `agents.rules`. fetcher: fetches
+    images at addresses; None: none is fetched. leaving: is set when the gateway takes no requests
+    any more; streams that have no end of their own end then. tracer: None: nothing is traced.
     """
     app = Starlette(
         routes=[
@@ -83,6 +85,7 @@ def make_app(
     app.state.room = Room(bodies_nbytes_max)
     app.state.responses = ResponseStore()
     app.state.agent_rules = agent_rules
+    app.state.fetcher = fetcher
     app.state.page_streams = StreamCount()
     app.state.leaving = leaving or asyncio.Event()
     return Edge(app, door, share=_sharer(door.origins), tracer=tracer)

@@ -22,6 +22,7 @@ import uvicorn
 from mlxd import Client
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.common.fetching import Fetcher
 from mlxd_gateway.connection import Connection
 from mlxd_gateway.door import Door
 from mlxd_gateway.settings import Settings
@@ -30,6 +31,7 @@ from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops import logs
 from mlxd_shared.ops.signals import STOPPING, handling
 from mlxd_shared.ops.tracing import tracer_of
+from mlxd_shared.security.image_urls import check_image_urls
 from mlxd_shared.security.listeners import ListenerSecurity
 from mlxd_shared.security.net import Address, parse_address
 from mlxd_shared.security.origins import check_origins
@@ -69,6 +71,7 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
         BadCredentials: a file cannot be used.
     """
     check_origins(settings.origins)
+    check_image_urls(settings.image_urls)
     settings.check_keys()
     tracer = tracer_of("mlxd-gateway", os.environ)
     security = settings.files.load()
@@ -85,7 +88,12 @@ async def serve(settings: Settings, *, on_ready: Callable[[str], None]) -> None:
             )
             leaving = asyncio.Event()
             app = make_app(
-                clients, door, agent_rules=settings.agent_rules, leaving=leaving, tracer=tracer
+                clients,
+                door,
+                agent_rules=settings.agent_rules,
+                fetcher=Fetcher(settings.image_urls) if settings.image_urls else None,
+                leaving=leaving,
+                tracer=tracer,
             )
             server = make_server(app, security, leaving=leaving)
             with _stopping(server, follow_parent=settings.follow_parent):

@@ -25,8 +25,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     `allow_remote` protect it as a controller's do. `address` is the controller's, `controller_*`
     how to reach it. With `pass_keys` each request carries a key or the controller's token, which
     the controller judges. `origins` are those whose pages may use it from a browser. With
-    `agent_rules` what agents change from turn to turn goes behind what stays (`agents.rules`). With
-    `follow_parent` it ends when its standard input does, which is when whoever started it is gone.
+    `agent_rules` what agents change from turn to turn goes behind what stays (`agents.rules`).
+    `image_urls` are the hosts from which images at addresses are fetched. With `follow_parent` it
+    ends when its standard input does, which is when whoever started it is gone.
     """
 
     listen: str = config.DEFAULT_HTTP_ADDRESS
@@ -43,6 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     controller_token_file: Path | None = None
     pass_keys: bool = False
     agent_rules: bool = True
+    image_urls: tuple[str, ...] = ()
     follow_parent: bool = False
     log_level: str = "info"
     log_format: logs.LogFormat = "auto"

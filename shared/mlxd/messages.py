@@ -77,6 +77,8 @@ class Model:
     has_chat_template: bool = False
     prefix_reload_s: float = 0.0
     """What the next request would compute or read again of prompts, had it been unloaded."""
+    has_vision: bool = False
+    """Whether it sees the images of a chat's messages."""
 
 
 @dataclass(frozen=True, slots=True)

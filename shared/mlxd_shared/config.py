@@ -159,6 +159,12 @@ PAGE_NAME_CHARS_MAX = 4096  # a model, which may be a folder's path
 PAGE_INTERVAL_MIN_S = 0.25  # between two looks of a page at the status
 PAGE_INTERVAL_MAX_S = 60.0
 HTTP_PING_S = 5.0  # a stream that says nothing for so long says that it is alive
+IMAGE_FETCHES_MAX = 32  # requests whose images are fetched at once
+IMAGE_FETCH_S = 10.0  # one image, redirects and all
+IMAGES_FETCH_S = 30.0  # all of a request's
+IMAGE_REDIRECTS_MAX = 3
+IMAGE_URL_CHARS_MAX = 2048
+IMAGE_ADDRESSES_MAX = 4  # of a host that are dialled, one after another; all are judged
 COMPLETION_PROMPTS_MAX = 256  # of one request over HTTP
 RERANK_DOCUMENTS_MAX = EMBED_TEXTS_MAX - 1  # of one request: the query may be a text beside them
 HTTP_START_S = 30.0  # what a gateway gets to begin to listen
@@ -213,7 +219,8 @@ IMAGE_READ_BYTES_MAX = GIB  # of address space
 IMAGE_PIXELS_HELD_BYTES_MAX = 512 * MIB  # of streams that run or wait
 IMAGE_HELD_RETRY_S = 1.0
 IMAGE_TOKENS_MAX = 16_384  # of one image in a prompt, as a model's config may have it
-IMAGES_TOGETHER_MAX = 4  # that a model sees in one pass
+IMAGE_PLACES_MAX = 4096  # of one image whose size varies: a larger one is made smaller
+IMAGES_TOGETHER_MAX = 4  # of one size, that a model sees in one pass
 IMAGE_FEATURES_KEPT_MAX = 16  # images whose features are kept for later chunks and prompts
 # Text becomes tokens, and tokens text: short ones on threads of the worker, long ones in a child.
 TOKENIZE_SHORT_CHARS_MAX = 64 * KIB  # some 50 ms of one core, and 10 to 40 MiB
@@ -319,6 +326,8 @@ FLEET_TAKE_S = 60.0  # for an agent to start, to follow a controller and to end 
 FLEET_START_S = 120.0  # for the first node, at a controller's start
 FLEET_CHUNK_BYTES = MIB  # of a model's file that is copied to a node, in one call
 FLEET_FILES_MAX = 4096  # of a model that is copied
+FLEET_OFFERS_MAX = 64  # models whose files a node has listed for others, the latest
+FLEET_LISTING_S = 2.0  # between two looks at what models nodes have
 
 # --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---
 KEEP_ALIVE_DEFAULT_S = 300.0  # as Ollama's, so that clients meet what they know

@@ -1,4 +1,4 @@
-"""What every model store must do: over real folders and in memory."""
+"""What every model store must do: over real folders, in memory, and in front of a fleet."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_controller.fleet.catalog import FleetStore
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, ModelStore
 from mlxd_controller.store.model_library import Library
 from mlxd_models.fit.facts import ModelFacts
@@ -19,7 +20,7 @@ from tests.fakes.store import FakeStore
 from tests.support.model_facts import facts
 from tests.support.tiny_model import write_tiny_model
 
-KINDS = ("fake", "folders")
+KINDS = ("fake", "folders", "fleet")
 
 
 def make_store(kind: str, root: Path) -> tuple[ModelStore, dict[str, Path]]:
@@ -42,7 +43,8 @@ def make_store(kind: str, root: Path) -> tuple[ModelStore, dict[str, Path]]:
     for name, seed in (("a", 1), ("b", 1), ("c", 2), ("d", 3)):
         write_tiny_model(paths[name], seed=seed)
     paths["x"].mkdir()
-    return Library((name, paths[name]) for name in ("a", "b", "c", "x")), paths
+    library = Library((name, paths[name]) for name in ("a", "b", "c", "x"))
+    return FleetStore(library, {}) if kind == "fleet" else library, paths
 
 
 @pytest.mark.asyncio

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import errno
+import os
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -37,6 +39,21 @@ class FakeMachine:
     def close(self) -> None:
         """Count it."""
         self.closed += 1
+
+
+class ShortMachine(FakeMachine):
+    """A machine that lacks open files for so many launchers, one after another."""
+
+    def __init__(self, *, refusals: int = 0) -> None:
+        super().__init__()
+        self.refusals = refusals
+
+    def launcher(self, options: AgentOptions) -> FakeLauncher:
+        """Return the fake, once the system does not refuse any more."""
+        if self.refusals:
+            self.refusals -= 1
+            raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
+        return super().launcher(options)
 
 
 class NodeInside:

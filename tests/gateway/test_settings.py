@@ -19,6 +19,9 @@ def test_what_a_controller_writes_is_read() -> None:
     assert (settings.origins, settings.channel.token_file) == (("a",), None)
     assert settings.agent_rules
     assert not read_settings(command_of({"agent_rules": False})[-1]).agent_rules
+    assert settings.image_urls == ()
+    named = read_settings(command_of({"image_urls": ["a.example"]})[-1])
+    assert named.image_urls == ("a.example",)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"lisen": "a"}', '{"listen": 1}', '{"tls_key": 1}'])

@@ -21,6 +21,7 @@ from mlxd_worker.proof.families import config_of
 from tests.support.made_weights import write_weights
 from tests.support.model_facts import device
 from tests.support.seeing import write_image_settings
+from tests.support.seeing_shapes import write_shaped_settings
 
 TABLE: Final = Path(__file__).parents[1] / "data" / "described.json"
 CONTEXT, ROWS = 512, 2
@@ -45,7 +46,10 @@ def write_described(folder: Path, architecture: str, stored: str) -> Path:
     config = config_of(architecture, SIZES)
     sight = REGISTRY[architecture].footprint(REGISTRY[architecture].parse(config)).sight
     write_weights(folder, config, stored=stored)
-    return folder if sight is None else write_image_settings(folder, sight.side)
+    if sight is None:
+        return folder
+    write = write_shaped_settings if sight.varies else write_image_settings
+    return write(folder, sight.side)
 
 
 def said_of(folder: Path) -> dict[str, Any]:

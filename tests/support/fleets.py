@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from mlxd_controller.fleet.agent import NodeAgent
 from mlxd_controller.fleet.facts import AgentOptions, Kept
@@ -13,8 +14,8 @@ from mlxd_controller.fleet.files import NodeFiles
 from mlxd_controller.fleet.launcher import FleetProcess
 from mlxd_controller.fleet.node import Node
 from mlxd_controller.fleet.probe import Fleet
-from mlxd_controller.runtime.ports import Holding
-from mlxd_controller.settings import Limits
+from mlxd_controller.runtime.ports import Holding, ModelRef
+from mlxd_controller.settings import Limits, StorePlaces
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.requests import LoadSpec
 from tests.fakes.nodes import FakeMachine, FixedMembership, NodeInside
@@ -23,6 +24,33 @@ FAKE, REAL = "fake", "real"
 OPTIONS = AgentOptions(Limits(), stall_timeout_s=60.0, orphan_grace_s=60.0, silent_s=60.0)
 HOLDING = Holding("d" * 64, "m", "/m", LoadSpec(), 1.0)
 LIMIT_S = 60.0
+
+
+class Blind(NodeFiles):
+    """A machine that does not see the controller's disk, and has no stores but those of a test."""
+
+    def __init__(self, folder: Path, own: Path | None = None) -> None:
+        """Keep copies in `folder`; models lie in `own`."""
+        self._places = StorePlaces(models_dir=own)
+        super().__init__(folder)
+
+    @property
+    def stores(self) -> StorePlaces:
+        """The test's, whatever a controller says: its paths are another machine's."""
+        return self._places
+
+    @stores.setter
+    def stores(self, places: StorePlaces) -> None:
+        pass
+
+    async def list_models(self) -> tuple[ModelRef, ...]:
+        """Name paths that are on no other machine."""
+        refs = await super().list_models()
+        return tuple(replace(ref, path=Path("/elsewhere", *ref.path.parts[1:])) for ref in refs)
+
+    async def find(self, digest: str, path: str) -> str | None:
+        """Look at another path than the one that was named."""
+        return await super().find(digest, "/nowhere")
 
 
 @dataclass(slots=True)

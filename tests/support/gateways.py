@@ -15,6 +15,7 @@ import httpx2
 from mlxd import Client
 from mlxd_gateway.app import make_app
 from mlxd_gateway.common.clients import Clients
+from mlxd_gateway.common.fetching import Fetcher
 from mlxd_gateway.door import Door
 from mlxd_gateway.process import listen_on, make_server
 from mlxd_shared import config
@@ -59,6 +60,7 @@ async def gateway_over(
     local: bool = True,
     passes_keys: bool = False,
     agent_rules: bool = True,
+    fetcher: Fetcher | None = None,
     tracer: Tracer | None = None,
 ) -> AsyncIterator[Web]:
     """Serve a gateway over the controller at `address`, in this event loop, around the body."""
@@ -67,7 +69,14 @@ async def gateway_over(
         async with Clients(lambda: Client(address)) as clients:
             door = Door(token, passes_keys, origins, local)
             leaving = asyncio.Event()
-            app = make_app(clients, door, agent_rules=agent_rules, leaving=leaving, tracer=tracer)
+            app = make_app(
+                clients,
+                door,
+                agent_rules=agent_rules,
+                fetcher=fetcher,
+                leaving=leaving,
+                tracer=tracer,
+            )
             server = make_server(app, OPEN, leaving=leaving)
             serving = asyncio.create_task(server.serve(sockets=[listener]))
             url = f"http://127.0.0.1:{listener.getsockname()[1]}"

@@ -1,10 +1,11 @@
 """Clients that want several models at once, as a process of their own.
 
-    python -m tests.support.storm ADDRESS JOBS CLIENTS SECONDS DEADLINE_S SEED
+    python -m tests.support.storm ADDRESS JOBS CLIENTS SECONDS DEADLINE_S SEED [lasting PAUSE_S]
 
 JOBS is a file of requests, each with what it got when nobody was beside it. Every client asks for
 one after another until the time is over, leaves some of them before their end, and comes back when
-it is told to. Prints what became of them as one JSON object.
+it is told to. `lasting` streams are resumed when their server is lost, and clients wait up to
+PAUSE_S between two requests. Prints what became of them as one JSON object.
 """
 
 from __future__ import annotations
@@ -49,6 +50,7 @@ HURRIED = 0.05
 HURRY_S = (1.0, 5.0)
 HANG_S = 180.0
 """A request that has not ended by itself after so long hangs: more than all its waits together."""
+LASTING = "lasting"
 PAUSE_S = 0.5
 """What a client waits that was told of a loss."""
 DOCUMENTED = (DeadlinePassed, ModelLoading, NoRoom, QueueFull, WorkerExited, WorkerLost)
@@ -60,13 +62,23 @@ class Clients:
     """Those of one process."""
 
     def __init__(
-        self, client: Client, jobs: Sequence[Job], *, end_s: float, deadline_s: float
+        self,
+        client: Client,
+        jobs: Sequence[Job],
+        *,
+        end_s: float,
+        deadline_s: float,
+        lasting_s: float | None = None,
     ) -> None:
-        """Ask until `end_s`; all requests have this deadline, or, where it is 0, a few have one."""
+        """Ask until `end_s`; all requests have this deadline, or, where it is 0, a few have one.
+
+        lasting_s: streams are resumed, and clients wait up to so long between two.
+        """
         self.tally = Tally()
         self._client = client
         self._end_s = end_s
         self._deadline_s = deadline_s
+        self._lasting_s = lasting_s
         self._jobs: dict[str, list[Job]] = {}
         for job in jobs:
             self._jobs.setdefault(job.model, []).append(job)
@@ -78,6 +90,8 @@ class Clients:
         while (left_s := self._end_s - time.monotonic()) > 0:
             (model,) = draws.choices(models, wants)
             pause_s = await self._one(draws.choice(self._jobs[model]), draws)
+            if self._lasting_s is not None:
+                pause_s = max(pause_s, draws.uniform(0, self._lasting_s))
             if pause_s:
                 await wait(min(pause_s, left_s))
 
@@ -110,7 +124,10 @@ class Clients:
 
     async def _read(self, got: Got, *, leave_tokens: int | None, deadline_s: float | None) -> None:
         """Read the stream to its end, or until the client has had so many tokens."""
-        async with stream_of(self._client, got.job, timeout_s=deadline_s) as stream:
+        lasting = self._lasting_s is not None
+        async with stream_of(
+            self._client, got.job, timeout_s=deadline_s, reconnect=lasting
+        ) as stream:
             async for event in stream:
                 got.hear(event)
                 if leave_tokens is not None and len(got.token_ids) >= leave_tokens:
@@ -131,7 +148,7 @@ class Clients:
 
 
 def stream_of(
-    client: Client, job: Job, *, timeout_s: float | None = None
+    client: Client, job: Job, *, timeout_s: float | None = None, reconnect: bool = False
 ) -> Stream[Delta | Finished]:
     """Begin the request and return its stream."""
     return client.generate(
@@ -141,16 +158,26 @@ def stream_of(
         sampling=SamplingOptions(temperature=job.temperature, seed=job.seed),
         ignore_eos=True,
         timeout_s=timeout_s,
+        reconnect=reconnect,
     )
 
 
 async def crowd(
-    address: str, jobs: Sequence[Job], *, clients: int, seconds: float, deadline_s: float, seed: str
+    address: str,
+    jobs: Sequence[Job],
+    *,
+    clients: int,
+    seconds: float,
+    deadline_s: float,
+    seed: str,
+    lasting_s: float | None = None,
 ) -> Tally:
     """Run so many clients for so long; return what became of their requests."""
     async with Client(address) as client:
         end_s = time.monotonic() + seconds
-        crowd_clients = Clients(client, jobs, end_s=end_s, deadline_s=deadline_s)
+        crowd_clients = Clients(
+            client, jobs, end_s=end_s, deadline_s=deadline_s, lasting_s=lasting_s
+        )
         async with asyncio.TaskGroup() as tasks:
             for number in range(clients):
                 tasks.create_task(crowd_clients.run(random.Random(f"{seed}-{number}")))
@@ -165,7 +192,7 @@ def read_jobs(path: Path) -> list[Job]:
 
 def main() -> None:
     """Do what the command line says."""
-    address, jobs_path, clients, seconds, deadline_s, seed = sys.argv[1:]
+    address, jobs_path, clients, seconds, deadline_s, seed, *further = sys.argv[1:]
     tally = asyncio.run(
         crowd(
             address,
@@ -174,6 +201,7 @@ def main() -> None:
             seconds=float(seconds),
             deadline_s=float(deadline_s),
             seed=seed,
+            lasting_s=float(further[1]) if further[:1] == [LASTING] else None,
         )
     )
     sys.stdout.write(json.dumps(asdict(tally)))

@@ -2,8 +2,8 @@
 
 Invariants:
 - Whatever ends a stream, what came of it before is the beginning of what it got alone; all of that
-  where it is complete. Only after a migration, and where the stream tells of a near tie, may it go
-  on otherwise: that is counted.
+  where it is complete. Only after a migration, or a resumption by its client, and where the stream
+  tells of a near tie, may it go on otherwise: that is counted.
 - Each request that is begun is counted among the ends once.
 """
 
@@ -45,14 +45,16 @@ class Got:
     first_s: float | None = None
     gap_s: float = 0.0
     """The longest silence since the first token."""
+    gap_begin_s: float = 0.0
+    """When that began."""
 
     def hear(self, event: Delta | Finished) -> None:
         """Take in what came."""
         now_s = time.monotonic()
         if self.first_s is None:
             self.first_s = now_s - self.begin_s
-        else:
-            self.gap_s = max(self.gap_s, now_s - self.heard_s)
+        elif now_s - self.heard_s > self.gap_s:
+            self.gap_s, self.gap_begin_s = now_s - self.heard_s, self.heard_s
         self.heard_s = now_s
         if isinstance(event, Finished):
             self.finished = event
@@ -112,6 +114,11 @@ class Tally:
     """What those waited who were refused before their first token."""
     move_gap_s: list[float] = field(default_factory=list)
     """The longest silence in each complete stream that moved."""
+    resumed: int = 0
+    """Complete streams that their clients have resumed."""
+    moves: list[tuple[float, float]] = field(default_factory=list)
+    """Of each complete stream that moved or was resumed: when its longest silence began, by the
+    system's own clock, and how long that was."""
 
     def count_outcome(self, got: Got) -> None:
         """Count what came of a request that is over."""
@@ -136,9 +143,13 @@ class Tally:
             self.migrated += 1
             self.migrations += usage.migrations
             self.move_gap_s.append(got.gap_s)
+        self.resumed += bool(usage.calls.lost)
+        moved = bool(usage.migrations or usage.calls.lost)
+        if moved:
+            self.moves.append((got.gap_begin_s, got.gap_s))
         if got.right:
             self.complete += 1
-        elif usage.migrations and usage.near_ties:
+        elif moved and usage.near_ties:
             self.ties += 1
         else:
             tell(self.wrong, got.describe("complete"))
@@ -193,6 +204,8 @@ def together(tallies: list[Tally]) -> Tally:
         first_token_s=[value for tally in tallies for value in tally.first_token_s],
         refused_s=[value for tally in tallies for value in tally.refused_s],
         move_gap_s=[value for tally in tallies for value in tally.move_gap_s],
+        resumed=sum(tally.resumed for tally in tallies),
+        moves=[move for tally in tallies for move in tally.moves],
     )
 
 

@@ -8,28 +8,38 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import grpc
 import pytest
 
-from mlxd.v1 import inference_pb2_grpc, status_pb2, status_pb2_grpc, types_pb2
+from mlxd.v1 import (
+    inference_pb2_grpc,
+    model_pb2,
+    model_pb2_grpc,
+    status_pb2,
+    status_pb2_grpc,
+    types_pb2,
+)
 from mlxd_controller.core.state import State
+from mlxd_controller.fleet.agent import NodeAgent
+from mlxd_controller.fleet.facts import AgentOptions
 from mlxd_controller.fleet.gathering import gather_fleet
+from mlxd_controller.fleet.machine import OwnMachine
+from mlxd_controller.fleet.sending import STAGE
 from mlxd_controller.runtime.adoption import enrol
-from mlxd_controller.runtime.ports import SystemClock
+from mlxd_controller.runtime.ports import DeviceProbe, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.settings import FleetPlace, Limits, ServeSettings, StorePlaces
 from mlxd_controller.store.shelves import library_of
 from mlxd_shared.domain.errors import NoRoom
 from mlxd_shared.wire.records import duration_to_pb
 from mlxd_shared.wire.status import from_call
-from tests.controller.fleet.test_files import Blind
-from tests.fakes.nodes import FixedMembership
+from tests.fakes.nodes import FixedMembership, NodeInside
 from tests.support.calls import greedy
 from tests.support.controller_stack import serving
-from tests.support.fleets import LIMIT_S, REAL, Nodes, nodes_of
+from tests.support.fleets import LIMIT_S, REAL, Blind, Nodes, nodes_of
 from tests.support.tiny_model import write_tiny_model
 
 TOKENS = 300
@@ -43,6 +53,7 @@ class Served:
 
     runtime: Runtime
     inference: inference_pb2_grpc.InferenceServiceAsyncStub
+    models: model_pb2_grpc.ModelServiceAsyncStub
     status: status_pb2_grpc.StatusServiceAsyncStub
     adopted: int
 
@@ -52,25 +63,35 @@ class Served:
         return [each for each in answer.status.workers if not each.HasField("exit_code")]
 
 
+class Full(OwnMachine):
+    """A machine without room for any model."""
+
+    def probe(self, options: AgentOptions) -> DeviceProbe:
+        """Return a probe of next to no memory."""
+        return super().probe(replace(options, limits=Limits(memory_limit_bytes=1)))
+
+
 @asynccontextmanager
-async def controller(nodes: Nodes, model: Path) -> AsyncIterator[Served]:
-    """Serve one model on the nodes around the body."""
+async def controller(nodes: Nodes, *folders: Path) -> AsyncIterator[Served]:
+    """Serve the models of these folders, and what the nodes have, on the nodes around the body."""
     settings = ServeSettings(
         fleet=FleetPlace("auto"),
         limits=Limits(reserve_bytes=0),
         stores=StorePlaces(),
         orphan_grace_s=60.0,
     )
-    clock, store = SystemClock(), library_of((("tiny", model),), StorePlaces())
+    own = library_of(((folder.name, folder) for folder in folders), StorePlaces())
+    clock = SystemClock()
     membership = FixedMembership(nodes.handles)
-    async with gather_fleet(settings, membership, clock, store) as fleet:
+    async with gather_fleet(settings, membership, clock, own) as fleet:
         state = State(devices=fleet.ports.probe.read(()))
         runtime = Runtime(fleet.ports, state, stall_timeout_s=LIMIT_S)
         runtime.adopt(enrol(fleet.survivors, state, clock, local=False))
-        async with serving(runtime, store, clock) as channel:
+        async with serving(runtime, fleet.store, clock) as channel:
             yield Served(
                 runtime,
                 inference_pb2_grpc.InferenceServiceStub(channel),
+                model_pb2_grpc.ModelServiceStub(channel),
                 status_pb2_grpc.StatusServiceStub(channel),
                 len(fleet.survivors),
             )
@@ -146,6 +167,27 @@ async def test_files_that_a_node_lacks_arrive_as_a_part_of_the_load(
                 tmp_path / "copies" / worker.model_digest
             ]
             assert len(ids) == 8
+
+
+@pytest.mark.asyncio
+async def test_a_model_that_one_node_has_is_loaded_on_another(tmp_path: Path) -> None:
+    """It is listed and copied, with progress as a part of the load, and the server never has it."""
+    write_tiny_model(tmp_path / "own" / "tiny", context_max=4096)
+    async with nodes_of(REAL) as nodes:
+        owner = Blind(tmp_path / "copies-a", tmp_path / "own")
+        full = NodeAgent("a", "127.0.0.1", machine=Full("a", "127.0.0.1"), files=owner)
+        nodes.handles["a"] = NodeInside(full)
+        nodes.files["b"] = Blind(tmp_path / "copies-b")
+        nodes.add("b")
+        async with controller(nodes) as served:
+            request = model_pb2.LoadModelRequest(model="tiny")
+            loads = [answer.model async for answer in served.models.LoadModel(request)]
+            assert STAGE in {load.progress.stage for load in loads}
+            assert (loads[-1].device, loads[-1].state) == ("b/cpu", types_pb2.MODEL_STATE_READY)
+            ids, _ = await ids_of(served, tokens=8)
+            assert len(ids) == 8
+        copies = list((tmp_path / "copies-b").iterdir())
+        assert copies == [tmp_path / "copies-b" / loads[-1].digest]
 
 
 @pytest.mark.asyncio

@@ -1,4 +1,4 @@
-"""Images over a real gateway, controller and worker, as three APIs' clients send them."""
+"""Images over a real gateway, controller and worker, as four APIs' clients send them."""
 
 from __future__ import annotations
 
@@ -38,6 +38,26 @@ async def ask_openai(web: Web, url: str | None) -> tuple[str, int]:
     return done.choices[0].message.content or "", done.usage.prompt_tokens
 
 
+async def ask_responses(web: Web, url: str) -> tuple[str, int]:
+    """Return the same by OpenAI's Responses, and that what goes on from it is asked with it."""
+    client = openai.AsyncOpenAI(base_url=f"{web.url}/v1", api_key="none", max_retries=0)
+    content: list[Any] = [
+        {"type": "input_image", "image_url": url, "detail": "auto"},
+        {"type": "input_text", "text": WORDS},
+    ]
+    message: list[Any] = [{"role": "user", "content": content}]
+    options: dict[str, Any] = {"model": "sees", "max_output_tokens": 8, "temperature": 0}
+    async with client:
+        first = await client.responses.create(input=message, **options)
+        second = await client.responses.create(
+            input="and then?", previous_response_id=first.id, **options
+        )
+    assert first.usage is not None
+    assert second.usage is not None
+    assert second.usage.input_tokens > first.usage.input_tokens
+    return first.output_text, first.usage.input_tokens
+
+
 async def ask_anthropic(web: Web, data: str) -> tuple[str, int]:
     """Return the same by Anthropic's package."""
     source: Any = {"type": "base64", "media_type": "image/png", "data": data}
@@ -65,12 +85,15 @@ async def ask_ollama(web: Web, data: str) -> tuple[str, int]:
 
 
 @pytest.mark.asyncio
-async def test_three_apis_show_the_same_picture(tmp_path: Path) -> None:
+async def test_four_apis_show_the_same_picture(tmp_path: Path) -> None:
     """Alike answers and counts; addresses, and files that are no images, are refused by name."""
     folder = write_seeing_model(tmp_path / "sees")
     async with serve_web("--model", f"sees={folder}") as web:
+        known = (await web.post("/api/show", {"model": "sees"})).json()
+        assert "vision" in known["capabilities"]
         shown = base64_of(1)
         first = await ask_openai(web, f"data:image/png;base64,{shown}")
+        assert await ask_responses(web, f"data:image/png;base64,{shown}") == first
         assert await ask_anthropic(web, shown) == first
         assert await ask_ollama(web, shown) == first
         other = await ask_openai(web, f"data:image/png;base64,{base64_of(2)}")

@@ -163,6 +163,13 @@ async def test_what_cannot_be_served_stops_the_start(tmp_path: Path) -> None:
             f"cannot listen on 127.0.0.1:{port}": ("--http", f"127.0.0.1:{port}"),
             "0.0.0.0:0 is not loopback": ("--http", "0.0.0.0:0"),
             "--http-origin needs --http": ("--http-origin", "https://chat.example"),
+            "--image-urls needs --http": ("--image-urls", "public"),
+            "image_urls: 'https://a.example'": (
+                "--http",
+                "127.0.0.1:0",
+                "--image-urls",
+                "https://a.example",
+            ),
         }
         for problem, options in cases.items():
             done = await mlxd("serve", *model, *options)

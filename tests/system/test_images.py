@@ -94,6 +94,12 @@ async def test_a_picture_decides_the_answer(struck: Struck) -> None:
     pixel = Part(image=encode_image(change_pixel(picture(1))))
     _, missed = await hear(struck, request_of([pixel, words]))
     assert missed.cached_tokens < usage.prompt_tokens - TOKENS
+    several = request_of([show(1), words], n=3)
+    said: dict[int, list[int]] = {}
+    async for message in struck.inference.Generate(several):
+        said.setdefault(message.choice, []).extend(message.token_ids)
+    assert {choice: len(tokens) for choice, tokens in said.items()} == dict.fromkeys(range(3), MADE)
+    assert said[0] == first
     _, usage = await hear(struck, request_of([show(1), words, show(2), words], role="tool"))
     assert usage.prompt_tokens > least.prompt_tokens + 2 * TOKENS
 
@@ -167,6 +173,7 @@ async def test_models_that_do_not_see_refuse_images_by_name(tmp_path: Path) -> N
         error = await refusal(controller, request_of([Part(text="a"), show(1)]))
         assert isinstance(error, FieldNotServed)
         assert error.field == "chat.messages[1].parts[1].image"
+        assert error.why == f"{NAME} does not see images"
         tokens, _ = await hear(controller, request_of([Part(text="a")]))
         assert len(tokens) == MADE
 
@@ -185,6 +192,8 @@ async def test_a_file_is_shown_from_a_shell(tmp_path: Path) -> None:
         bad = await mlxd("run", "sees", "what?", "--image", str(other), *where, piped="")
         assert bad.code != 0
         assert "no image that can be read" in bad.err
+        shown = await mlxd("show", "sees", "--address", server.address)
+        assert "seen in chats" in shown.out
         gone = await mlxd("run", "sees", "what?", "--image", str(tmp_path), *where, piped="")
         assert gone.code == 2
         assert "--image" in gone.err

@@ -7,52 +7,38 @@ from __future__ import annotations
 
 import asyncio
 import signal
-import socket
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 
 from mlxd import Client, Delta, Finished, SamplingOptions
 from mlxd.messages import Status
-from tests.support.certificates import Authority, token_file
 from tests.support.cli import mlxd
-from tests.support.ray_clusters import QUIET, RayCluster, ray_cluster
+from tests.support.ray_clusters import QUIET, RayCluster, ray_cluster, tls_folder
 from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 
 TOKENS = 3000
 BEFORE_LOSS = 100
 LIMIT_S = 100.0
+SOON_TIRED = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
+"""For a process of Ray's that is refused: tries of a second each, 20 by default."""
+TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-secret-of-this-test-and-of-no-other-one"}
 
 pytestmark = pytest.mark.timeout(300)
 
 
-def own_address() -> str:
-    """Return the address by which Ray knows this machine."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        try:
-            probe.connect(("8.8.8.8", 53))  # sends nothing
-        except OSError:
-            return "127.0.0.1"
-        return str(probe.getsockname()[0])
-
-
-def tls_folder(folder: Path) -> Path:
-    """Return a folder with what nodes and controllers need."""
-    folder.mkdir()
-    authority = Authority(folder)
-    pair = authority.issue("node", host=own_address())
-    assert (pair.cert.name, pair.key.name) == ("node.pem", "node.key")
-    token_file(folder)
-    return folder
-
-
 @asynccontextmanager
 async def controller(
-    cluster: RayCluster, folder: Path, *options: str
+    cluster: RayCluster,
+    folder: Path,
+    *options: str,
+    environment: Mapping[str, str] = MappingProxyType({}),
 ) -> AsyncIterator[tuple[Served, Client]]:
     """Serve a tiny model on the cluster around the body."""
     model, tls = folder / "tiny", folder / "tls"
@@ -64,7 +50,8 @@ async def controller(
     stores = ("--models-dir", "none", "--hub-cache", "none", "--ollama-models", "none")
     async with (
         serve(
-            *("--model", f"tiny={model}", *fleet, *limits, *stores, *options), environment=QUIET
+            *("--model", f"tiny={model}", *fleet, *limits, *stores, *options),
+            environment={**QUIET, **environment},
         ) as served,
         Client(served.address, timeout_s=LIMIT_S) as client,
     ):
@@ -138,14 +125,26 @@ async def test_a_fleet_on_ray_loses_nodes_and_streams_go_on(tmp_path: Path) -> N
 
 @pytest.mark.asyncio
 async def test_a_controller_that_was_killed_has_its_workers_adopted(tmp_path: Path) -> None:
-    """Through agents that outlive it: the same process serves on, and is listed by machine."""
-    async with ray_cluster("a") as cluster:
-        async with controller(cluster, tmp_path) as (served, client):
+    """Through agents that outlive it: the same process serves on, and is listed by machine.
+
+    Ray asks all processes for a token here: who has none, or another one, is refused.
+    """
+    async with ray_cluster("a", environment=TOKEN) as cluster:
+        for wrong in ({}, {**TOKEN, "RAY_AUTH_TOKEN": "another"}):
+            fleet = ("--fleet", f"ray://{cluster.address}", "--address", "127.0.0.1:0")
+            environment: dict[str, Any] = {**QUIET, **SOON_TIRED, **wrong}
+            refused = await mlxd("serve", *fleet, **environment)
+            assert refused.code == 2
+            last = refused.err.splitlines()[-1]
+            assert f"ray://{cluster.address}" in last
+            assert "another token (RAY_AUTH_MODE, RAY_AUTH_TOKEN)" in last
+        async with controller(cluster, tmp_path, environment=TOKEN) as (served, client):
+            assert not served.count("Ray asks nobody for a token")
             before, _, _ = await stream(client)
             (worker,) = (await client.status()).workers
             served.process.send_signal(signal.SIGKILL)
             await served.process.wait()
-        async with controller(cluster, tmp_path) as (served, client):
+        async with controller(cluster, tmp_path, environment=TOKEN) as (served, client):
             (adopted,) = (await client.status()).workers
             assert (adopted.pid, adopted.incarnation) == (worker.pid, worker.incarnation)
             assert (await stream(client))[0] == before

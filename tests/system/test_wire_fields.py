@@ -71,8 +71,10 @@ SILENT: dict[str, str] = {}
 # compiled or switched off; a CPU has no driver's id, and the one machine no name and is not lost.
 # tests/controller/services/test_devices.py has them set. No reader of a log is slow, as one is in
 # tests/controller/services/test_logs.py. No file on disk is damaged or had to make room, as in
-# tests/controller/prefixes/test_keeper.py, or has another key, as in test_keys.py there.
+# tests/controller/prefixes/test_keeper.py, or has another key, as in test_keys.py there. The model
+# sees no images, as one of tests/system/test_images.py does.
 ZERO = {
+    "mlxd.v1.Model.has_vision",
     "mlxd.v1.PrefixDisk.evicted",
     "mlxd.v1.PrefixDisk.refused",
     "mlxd.v1.VerifyPrefixesResponse.removed",

@@ -24,6 +24,8 @@ from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
 from tests.support.llava_cases import CASES as LLAVAS
 from tests.support.llava_cases import COLUMNS, golden_logits
+from tests.support.qwen_vl_cases import CASES as QWEN_VLS
+from tests.support.qwen_vl_cases import golden_logits as qwen_vl_logits
 from tests.worker import zoo_conformance
 from tests.worker.hybrid import (
     convert,
@@ -45,6 +47,8 @@ from tests.worker.models import test_qwen3_5 as test_models_qwen3_5
 from tests.worker.models import test_qwen3_next as test_models_qwen3_next
 from tests.worker.models import test_sliding as test_models_sliding
 from tests.worker.models.test_llava import features_of, logits_in_pieces
+from tests.worker.models.test_qwen2_5_vl import read as read_shapes
+from tests.worker.models.test_qwen2_5_vl import shown_by
 from tests.worker.tiny import caches_of, config_with, load, random_weights, write_model
 
 TABLE: Final = Path(__file__).parents[2] / "docs" / "models.md"
@@ -70,11 +74,13 @@ INTRODUCTION: Final = (
     "numbers that they stand for, in `tests/worker/models/test_formats.py`. Windows of Mistral and",
     "Qwen2, which mlx-lm has not, are held to dense attention in",
     "`tests/worker/models/test_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
-    "heads whose width 32 divides. LLaVA's figure is the distance from transformers' own logits,",
-    "of prompts with two images (`tests/support/llava_reference.py`).",
+    "heads whose width 32 divides. LLaVA's and Qwen2.5-VL's figures are the distance from",
+    "transformers' own logits, of prompts with images (`tests/support/llava_reference.py`,",
+    "`tests/support/qwen_vl_reference.py`).",
 )
 
 LLAVA: Final = "LlavaForConditionalGeneration"
+QWEN_VL: Final = "Qwen2_5_VLForConditionalGeneration"
 
 Weights = Callable[[Mapping[str, Any]], dict[str, mx.array]]
 Stored = tuple[dict[str, Any], dict[str, mx.array]]
@@ -184,6 +190,7 @@ def findings() -> list[Finding]:
         (name,) = case.config["architectures"]
         findings_by_name[name] = _with(findings_by_name[name], case)
     findings_by_name[LLAVA] = _seeing()
+    findings_by_name[QWEN_VL] = _seeing_shapes()
     for name in test_models_sliding.VARIANTS:
         config = test_models_sliding.config_of(name)
         (architecture,) = config["architectures"]
@@ -209,6 +216,21 @@ def _seeing() -> Finding:
             worst = max(worst, error(logits[:, mx.array(COLUMNS)], expected))
             kinds |= _kinds(model)
     return Finding(LLAVA, len(LLAVAS), kinds, worst)
+
+
+def _seeing_shapes() -> Finding:
+    """Return what was found of Qwen2.5-VL, whose images keep their shape, likewise."""
+    worst, kinds = 0.0, frozenset[Kind]()
+    for case in QWEN_VLS:
+        with tempfile.TemporaryDirectory() as scratch:
+            folder = case.write(Path(scratch) / "model")
+            model = load(folder)
+            shown = shown_by(model, folder, case)
+            logits = read_shapes(model, caches_of(model), shown, [len(case.prompt)])
+            expected = mx.array(qwen_vl_logits()[case.name])
+            worst = max(worst, error(logits[:, mx.array(COLUMNS)], expected))
+            kinds |= _kinds(model)
+    return Finding(QWEN_VL, len(QWEN_VLS), kinds, worst)
 
 
 def _with(so_far: Finding, case: Case) -> Finding:

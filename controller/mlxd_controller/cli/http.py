@@ -36,6 +36,16 @@ NoAgentRules = Annotated[
         rich_help_panel=PANEL,
     ),
 ]
+ImageUrls = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--image-urls",
+        metavar="HOST|public",
+        help="Fetch images at http(s) addresses of this host (*.HOST: of those below it; public: of"
+        " all), if its addresses are public; repeatable.  [default: none is fetched]",
+        rich_help_panel=PANEL,
+    ),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +66,7 @@ class Http:
     ] = None
     http_origin: Origins = None
     no_agent_rules: NoAgentRules = False
+    image_urls: ImageUrls = None
 
 
 class ServeCommand(TyperCommand):

@@ -5,6 +5,7 @@ Invariants:
   so is every call before the first `take`.
 - A controller that has called nothing for its orphan grace and the time of silence is gone: all
   workers are ended. So nothing of a node that is cut off runs for ever.
+- What the system refuses is answered as MachineShort: a call that ends otherwise loses the node.
 - A worker is known by its incarnation. Its end is answered once; `abandon` ends one at whatever
   stage, so that a launch that nobody waits for leaves nothing.
 """
@@ -21,6 +22,7 @@ from mlxd_controller.fleet.errors import EpochPassed, close_answer
 from mlxd_controller.fleet.facts import AgentOptions, Ended, Kept, Launched, Lines, NodeReport
 from mlxd_controller.fleet.files import NodeFiles
 from mlxd_controller.fleet.machine import Machine, OwnMachine
+from mlxd_controller.fleet.offers import Offers
 from mlxd_controller.memory.device import oom_kills, resident_bytes
 from mlxd_controller.runtime.ports import DeviceProbe, Holding, Launcher, WorkerProcess
 from mlxd_models.files.model_files import machine_short
@@ -53,6 +55,7 @@ class NodeAgent:
         self._node = node
         self._machine = OwnMachine(node, host) if machine is None else machine
         self._files = files or NodeFiles()
+        offers = Offers(self._files.find)
         self._identity = this_machine(node)
         self._version = importlib.metadata.version("mlxd")
         self._epoch = 0
@@ -75,9 +78,14 @@ class NodeAgent:
             "end": self._end,
             "abandon": self._abandon,
             "remember": self._remember,
+            "list_models": self._files.list_models,
             "find_model": self._files.find,
+            "offer_model": offers.offer,
+            "read_part": offers.read,
+            "sum_file": offers.sha256,
             "begin_copy": self._files.begin,
             "write_copy": self._files.write,
+            "check_copy": self._files.check,
             "finish_copy": self._files.finish,
         }
 
@@ -91,6 +99,9 @@ class NodeAgent:
             return await self._methods[method](*args)
         except (MlxdError, EpochPassed) as error:
             return close_answer(error)
+        except OSError as error:
+            # No loss of the node: the agent lives, and so do its workers.
+            return close_answer(_refusal(error, f"{method} on node {self._node}"))
 
     def _check(self, method: str, epoch: int) -> None:
         """Refuse a controller that is not the one to follow, nor becomes it."""
@@ -144,7 +155,7 @@ class NodeAgent:
         except OSError as error:  # no file can be opened just now: the last figures stay in force
             _log.warning("memory cannot be measured", reason=error.strerror)
             if self._measured is None:
-                raise _refusal(error) from error
+                raise _refusal(error, "its memory is not measured") from error
         output = tuple(_output(living[k], begin) for k, begin in read.items() if k in living)
         return replace(self._measured, output=output)
 
@@ -232,9 +243,9 @@ class NodeAgent:
         await asyncio.gather(*(self._abandon(each) for each in known if each not in but))
 
 
-def _refusal(error: OSError) -> MlxdError:
-    doing = "its memory is not measured"
-    return machine_short(error, doing) or MachineShort("readable figures", f"{doing}: {error}")
+def _refusal(error: OSError, doing: str) -> MlxdError:
+    """Return what the system refuses, as an error that travels."""
+    return machine_short(error, doing) or MachineShort("what this takes", f"{doing}: {error}")
 
 
 def _describe(worker: WorkerProcess) -> Launched:

@@ -40,6 +40,14 @@ class AgentOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class FileFact:
+    """A file of a model: its name, perhaps in one of the model's folders, and its size."""
+
+    name: str
+    nbytes: int
+
+
+@dataclass(frozen=True, slots=True)
 class Lines:
     """The output of one worker that was not reported yet; `end` numbers the line that follows."""
 

@@ -5,9 +5,10 @@ mount one file system; copies made before; and the node's own stores. Only files
 model's are taken.
 
 Invariants:
-- A copy appears under its digest in one step, once all its bytes are on the disk and its digest is
-  the model's; until then its parts lie beside it, and a copy that was cut off goes on where it
-  ended. The digest covers small files whole and a sample of each tensor (mlxd_models.files.digest).
+- A copy appears under its digest in one step, once all its bytes are on the disk, each file's
+  SHA-256 is its source's, and its digest is the model's; until then its parts lie beside it, and a
+  copy that was cut off goes on at the byte where it ended. The digest covers small files whole and
+  a sample of each tensor (mlxd_models.files.digest).
 - What this machine's disk refuses is told as an error of the copy, never raised as the system's.
 - A file is written in order, at most FLEET_CHUNK_BYTES at a time, within the size announced for it.
 """
@@ -20,11 +21,13 @@ import os
 import re
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from mlxd_controller.fleet.facts import NO_STORES
+from mlxd_controller.fleet.facts import NO_STORES, FileFact
+from mlxd_controller.fleet.offers import hash_file
+from mlxd_controller.runtime.ports import ModelRef
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
@@ -50,11 +53,11 @@ _T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
-class FileFact:
-    """A file of a model: its name, perhaps in one of the model's folders, and its size."""
+class _Copying:
+    """A copy that was begun: its files, and the numbers of those whose sum was compared."""
 
-    name: str
-    nbytes: int
+    files: tuple[FileFact, ...]
+    proved: set[int] = field(default_factory=set)
 
 
 class NodeFiles:
@@ -68,19 +71,35 @@ class NodeFiles:
         self.stores = stores
         self._folder = folder
         self._library: tuple[StorePlaces, Library] | None = None
-        self._copies: dict[str, tuple[FileFact, ...]] = {}
+        self._copies: dict[str, _Copying] = {}
 
     async def find(self, digest: str, path: str) -> str | None:
         """Return the path of a model here; None where it is nowhere."""
         for candidate in (Path(path), self._copy(digest)):
-            if await asyncio.to_thread(_is_there, candidate, digest):
+            if await asyncio.to_thread(is_there, candidate, digest):
                 return str(candidate)
-        if self._library is None or self._library[0] != self.stores:
-            self._library = self.stores, library_of(((DEMO_NAME, demo_model()),), self.stores)
-        library = self._library[1]
+        library = self._open_library()
         await library.list_models()
         ref = library.find_known(digest)
         return None if ref is None else str(ref.path)
+
+    async def list_models(self) -> tuple[ModelRef, ...]:
+        """Return what this machine's own stores have, but for the model that comes with mlxd.
+
+        Raises:
+            MachineShort: they cannot be listed now.
+        """
+        refs = await self._open_library().list_models()
+        return tuple(
+            ref
+            for ref in refs
+            if isinstance(ref, ModelRef) and DEMO_NAME not in (ref.name, *ref.aliases)
+        )
+
+    def _open_library(self) -> Library:
+        if self._library is None or self._library[0] != self.stores:
+            self._library = self.stores, library_of(((DEMO_NAME, demo_model()),), self.stores)
+        return self._library[1]
 
     async def begin(self, digest: str, files: Sequence[FileFact]) -> tuple[int, ...]:
         """Begin or continue a copy; return how many bytes of each file are here.
@@ -89,7 +108,7 @@ class NodeFiles:
             InvalidRequest: a name that leads elsewhere, or too many files.
             StoreFull: the disk has no room for the rest.
         """
-        self._copies[digest] = tuple(files)
+        self._copies[digest] = _Copying(tuple(files))
         return await _on_disk(lambda: _begin(self._part(digest), files))
 
     async def write(self, digest: str, number: int, offset: int, chunk: bytes) -> None:
@@ -99,32 +118,51 @@ class NodeFiles:
             InvalidRequest: it does not follow what is here, or passes the file's size; or no copy
                 was begun that has such a file.
         """
-        files = self._files_of(digest)
-        if not 0 <= number < len(files):
-            raise InvalidRequest.of("number", f"{number} is none of {len(files)} files")
-        fact = files[number]
+        fact = self._fact_of(digest, number)
         if len(chunk) > config.FLEET_CHUNK_BYTES:
             raise InvalidRequest.of("chunk", f"over {config.FLEET_CHUNK_BYTES} bytes")
         path = self._part(digest) / fact.name
         await _on_disk(lambda: _append(path, fact, offset, chunk))
 
+    async def check(self, digest: str, number: int, sha256: str) -> None:
+        """Compare a file of a copy that is all here with its source.
+
+        Raises:
+            InvalidModel: its sum is another one: the file is removed, all others stay.
+            InvalidRequest: no copy was begun that has such a file.
+        """
+        copying, fact = self._copying(digest), self._fact_of(digest, number)
+        path = self._part(digest) / fact.name
+        here = await _on_disk(lambda: hash_file(path))
+        if here != sha256:
+            await _on_disk(path.unlink)
+            raise InvalidModel(f"the copy's SHA-256 is {here}, not {sha256}", fact.name)
+        copying.proved.add(number)
+
     async def finish(self, digest: str) -> str:
         """Prove a copy and put it into its place; return its path.
 
         Raises:
-            InvalidModel: it is not whole, or its digest is another one: it is removed then.
+            InvalidModel: it is not whole, or a file's sum was not compared; or its digest is
+                another one: it is removed then.
             InvalidRequest: it was not begun.
         """
-        files, part, whole = self._files_of(digest), self._part(digest), self._copy(digest)
+        copying, part, whole = self._copying(digest), self._part(digest), self._copy(digest)
         del self._copies[digest]
-        await _on_disk(lambda: _finish(part, whole, digest, files))
+        await _on_disk(lambda: _finish(part, whole, digest, copying))
         return str(whole)
 
-    def _files_of(self, digest: str) -> tuple[FileFact, ...]:
-        files = self._copies.get(digest)
-        if files is None:
+    def _copying(self, digest: str) -> _Copying:
+        copying = self._copies.get(digest)
+        if copying is None:
             raise InvalidRequest.of("digest", "no copy of it was begun on this node")
-        return files
+        return copying
+
+    def _fact_of(self, digest: str, number: int) -> FileFact:
+        files = self._copying(digest).files
+        if not 0 <= number < len(files):
+            raise InvalidRequest.of("number", f"{number} is none of {len(files)} files")
+        return files[number]
 
     def _copy(self, digest: str) -> Path:
         if not _DIGEST.fullmatch(digest):
@@ -154,7 +192,8 @@ def _refusal(error: OSError) -> MlxdError:
     return machine_short(error, str(place)) or PullFailed(f"{place}: {error.strerror or error}")
 
 
-def _is_there(path: Path, digest: str) -> bool:
+def is_there(path: Path, digest: str) -> bool:
+    """Return whether a path leads to the model of this digest. Blocks on the disk."""
     try:
         return path.exists() and model_digest(path) == digest
     except (InvalidModel, OSError):
@@ -201,10 +240,13 @@ def _append(path: Path, fact: FileFact, offset: int, chunk: bytes) -> None:
         file.write(chunk)
 
 
-def _finish(part: Path, whole: Path, digest: str, files: Sequence[FileFact]) -> None:
-    for fact in files:
+def _finish(part: Path, whole: Path, digest: str, copying: _Copying) -> None:
+    files = copying.files
+    for number, fact in enumerate(files):
         if (part / fact.name).stat().st_size != fact.nbytes:
             raise InvalidModel("the copy is not whole", fact.name)
+        if number not in copying.proved:
+            raise InvalidModel("the copy's SHA-256 was not compared with its source's", fact.name)
     try:
         copied = model_digest(part)
     except InvalidModel:

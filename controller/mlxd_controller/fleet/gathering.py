@@ -1,5 +1,7 @@
 """A fleet around a controller's life: nodes taken, workers adopted, agents let go at the end.
 
+However the start ends, no agent is left that was taken.
+
 A worker of an earlier controller is adopted if its agent says what it holds, that model is
 configured here, and the worker itself reports it ready; one worker a model. All others are ended.
 """
@@ -11,6 +13,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
+from mlxd_controller.fleet.catalog import FleetStore
 from mlxd_controller.fleet.facts import AgentOptions, Kept
 from mlxd_controller.fleet.launcher import FleetProcess
 from mlxd_controller.fleet.machine import channel_of
@@ -28,10 +31,14 @@ _log = get_logger("fleet")
 
 @dataclass(frozen=True, slots=True)
 class Gathered:
-    """The ports to a fleet, and the workers there that this controller takes over."""
+    """The ports to a fleet, and the workers there that this controller takes over.
+
+    `store` has what its nodes have, besides this machine's models.
+    """
 
     ports: Ports
     survivors: tuple[Survivor, ...]
+    store: ModelStore
 
 
 @asynccontextmanager
@@ -54,7 +61,12 @@ async def gather_fleet(
         epoch=int(clock.unix_s() * NANOS),
         security=channel_of(settings.fleet.tls),
     )
-    living = await fleet.muster(start_s=config.FLEET_START_S)
+    try:
+        living = await fleet.muster(start_s=config.FLEET_START_S)
+    except BaseException:
+        await fleet.release()
+        raise
+    store = FleetStore(store, fleet.nodes, load_defaults=settings.load_defaults)
     ports = Ports(
         fleet.launcher,
         fleet.launcher.connect,
@@ -76,7 +88,7 @@ async def gather_fleet(
             async with asyncio.TaskGroup() as looks:
                 for process, kept in living:
                     looks.create_task(look(process, kept))
-            yield Gathered(ports, tuple(survivors.values()))
+            yield Gathered(ports, tuple(survivors.values()), store)
         finally:
             # Ended already, unless the start failed. Nodes are followed meanwhile: a silent one
             # is lost, and keeps nobody waiting.

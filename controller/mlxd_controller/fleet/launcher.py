@@ -11,7 +11,7 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from pathlib import Path
 from typing import Any
@@ -171,8 +171,15 @@ class FleetLauncher:
     ) -> FleetLink:
         """Implements ports.Connect for a process that `launch` or `adopt` returned."""
         process = self.processes.get(incarnation)
+        node = None if process is None else process.node
+
+        def list_others() -> list[Node]:
+            named = sorted(self._nodes.items())
+            return [other for _, other in named if other is not node and not other.lost]
+
         return FleetLink(
-            None if process is None else process.node,
+            node,
+            list_others,
             address=address,
             incarnation=incarnation,
             digest=digest,
@@ -197,15 +204,20 @@ class FleetLink(GrpcLink):
     def __init__(
         self,
         node: Node | None,
+        list_others: Callable[[], Sequence[Node]],
         *,
         address: str,
         incarnation: str,
         digest: str,
         security: ChannelSecurity,
     ) -> None:
-        """node: where the worker runs; None if it has ended already."""
+        """node: where the worker runs; None if it has ended already.
+
+        list_others: returns the nodes from which files may come.
+        """
         super().__init__(address=address, incarnation=incarnation, digest=digest, security=security)
         self._node = node
+        self._list_others = list_others
 
     async def load(
         self, name: str, path: str, spec: LoadSpec
@@ -214,8 +226,9 @@ class FleetLink(GrpcLink):
         if self._node is None:
             raise WorkerStartFailed(name, ("its worker has ended",))
         there = ""
+        sending = send_model(self._node, self._digest, Path(path), self._list_others())
         try:
-            async with aclosing(send_model(self._node, self._digest, Path(path))) as steps:
+            async with aclosing(sending) as steps:
                 async for step in steps:
                     if isinstance(step, Sent):
                         there = step.path

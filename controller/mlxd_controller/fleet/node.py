@@ -15,10 +15,16 @@ from dataclasses import replace
 from typing import Any, Protocol
 
 from mlxd_controller.fleet.errors import EpochPassed, NodeLost, open_answer
-from mlxd_controller.fleet.facts import AgentOptions, Ended, Kept, Launched, NodeReport
-from mlxd_controller.fleet.files import FileFact
+from mlxd_controller.fleet.facts import (
+    AgentOptions,
+    Ended,
+    FileFact,
+    Kept,
+    Launched,
+    NodeReport,
+)
 from mlxd_controller.runtime.hearing import hear
-from mlxd_controller.runtime.ports import Holding
+from mlxd_controller.runtime.ports import Holding, ModelRef
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.ops.logs import get_logger
@@ -54,6 +60,7 @@ class Node:
         self._handle = handle
         self._epoch = epoch
         self._options = options
+        self._is_taken = False
         self._gone: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._gone.set_result(None)
 
@@ -73,6 +80,7 @@ class Node:
         if not self.lost:
             _log.error("node lost", node=self.name, reason=reason)
             self._gone.set_result(None)
+        self._is_taken = False
         self.reason = reason
 
     async def take(self) -> tuple[Kept, ...]:
@@ -82,6 +90,7 @@ class Node:
             NodeLost: it cannot be reached. EpochPassed: it follows a later controller.
         """
         kept: tuple[Kept, ...] = await self._open("take", self._options)
+        self._is_taken = True
         return kept
 
     async def join(self, keep: Collection[str] = ()) -> None:
@@ -130,10 +139,30 @@ class Node:
         """Note what a worker holds."""
         await self._ask("remember", incarnation, holding)
 
+    async def list_models(self) -> tuple[ModelRef, ...]:
+        """Return what its own stores have."""
+        refs: tuple[ModelRef, ...] = await self._ask("list_models")
+        return refs
+
     async def find_model(self, digest: str, path: str) -> str | None:
         """Return where the node itself has a model; None where it has not."""
         path_there: str | None = await self._ask("find_model", digest, path)
         return path_there
+
+    async def offer_model(self, digest: str, path: str) -> tuple[FileFact, ...] | None:
+        """Have it offer a model's files for another node; None where it has not the model."""
+        files: tuple[FileFact, ...] | None = await self._ask("offer_model", digest, path)
+        return files
+
+    async def read_part(self, digest: str, number: int, offset: int) -> bytes:
+        """Return a part of a file that it offers; none at the file's end."""
+        part: bytes = await self._ask("read_part", digest, number, offset)
+        return part
+
+    async def sum_file(self, digest: str, number: int) -> str:
+        """Return the SHA-256 of a file that it offers."""
+        sha256: str = await self._ask("sum_file", digest, number)
+        return sha256
 
     async def begin_copy(self, digest: str, files: tuple[FileFact, ...]) -> tuple[int, ...]:
         """Begin or continue a copy; return how many bytes of each file are there."""
@@ -144,25 +173,29 @@ class Node:
         """Write a part of a file of a copy."""
         await self._ask("write_copy", digest, number, offset, chunk)
 
+    async def check_copy(self, digest: str, number: int, sha256: str) -> None:
+        """Have a whole file of a copy compared with its source's SHA-256."""
+        await self._ask("check_copy", digest, number, sha256)
+
     async def finish_copy(self, digest: str) -> str:
         """Return where a whole copy is, once its digest is proved."""
         path: str = await self._ask("finish_copy", digest)
         return path
 
     async def release(self, *, limit_s: float = config.FLEET_CALL_S) -> None:
-        """Let the agent go, unless it is lost, where another controller may have it.
+        """Let the agent go, also one that was taken and has not joined yet; none that is lost.
 
         limit_s: one that takes longer is lost.
         """
-        if self.lost:
-            return
+        if self.lost and not self._is_taken:
+            return  # it does not answer, or another controller has it
         try:
             await hear(self._let_go(), limit_s=limit_s)
         except (NodeLost, MlxdError, TimeoutError) as error:
             self.lose(str(error) or f"it was not let go within {limit_s:.0f} s")
 
     async def _let_go(self) -> None:
-        await self._ask("release")
+        await (self._open if self.lost else self._ask)("release")
         await self._handle.release()
 
     async def _ask(self, method: str, *args: object) -> Any:  # noqa: ANN401 - of whatever method

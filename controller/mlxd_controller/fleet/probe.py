@@ -23,7 +23,7 @@ from mlxd_controller.fleet.node import Node, NodeHandle
 from mlxd_controller.runtime.hearing import hear
 from mlxd_models.fit.plan import Device
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import InvalidRequest, MachineShort, MlxdError
 from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
@@ -120,7 +120,7 @@ class Fleet:
         """Take a node; what it may keep is kept also if the end of all else takes long."""
         limit_s = self._silent_s
         try:
-            kept = await hear(node.take(), limit_s=limit_s)
+            kept = await self._take_patiently(node)
             limit_s = config.FLEET_TAKE_S
             keep = [each.worker.incarnation for each in kept]
             await hear(self._join(node, keep=keep), limit_s=limit_s)
@@ -128,6 +128,21 @@ class Fleet:
             self._say_unusable(node, _reason(error, limit_s))
             return []
         return [(self.launcher.adopt(node, each.holding.name, each.worker), each) for each in kept]
+
+    async def _take_patiently(self, node: Node) -> tuple[Kept, ...]:
+        """Take a node, again and again while it is short of something.
+
+        It has answered: what lives there is not to be ended for that.
+        """
+        clock = asyncio.get_running_loop().time
+        until_s = clock() + self._silent_s
+        while True:
+            try:
+                return await hear(node.take(), limit_s=self._silent_s)
+            except MachineShort:
+                if clock() >= until_s:
+                    raise
+            await asyncio.sleep(config.FLEET_REPORT_INTERVAL_S)
 
     async def run(self) -> None:
         """Follow all nodes, also those that come later, until cancelled."""
@@ -207,7 +222,7 @@ class Fleet:
             own[output.incarnation].note_output(output)
 
     def _say_unusable(self, node: Node, reason: str) -> None:
-        node.reason = reason
+        node.lose(reason)
         if node.name not in self._unusable:
             self._unusable.add(node.name)
             _log.warning("node cannot be used", node=node.name, reason=reason)

@@ -34,6 +34,8 @@ RESOURCE = "mlxd"
 NAME_LABEL = "mlxd.name"
 """The label with a node's name; without it, the beginning of Ray's id is the name."""
 NAMESPACE = "mlxd"
+NOT_LET_IN = "Failed to connect to Ray cluster"
+"""What Ray says, after 20 s of trying, of a cluster that has refused its token."""
 CALLS_AT_ONCE_MAX = 1000
 """Of an agent: each worker has one call that waits for its end."""
 _log = get_logger("fleet")
@@ -72,9 +74,6 @@ async def join_cluster(address: str) -> AsyncIterator[Members]:
         InvalidRequest: there is no such cluster, or it is of another version.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    if os.environ.get("RAY_AUTH_MODE") != "token":
-        reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
-        _log.warning("Ray asks nobody for a token", reason=reason)
     if address.startswith(FLEET_SCHEME):
         await _check_listens(address)
     try:
@@ -87,7 +86,13 @@ async def join_cluster(address: str) -> AsyncIterator[Members]:
             configure_logging=False,
         )
     except (RayError, ConnectionError, RuntimeError, ValueError) as error:
-        raise InvalidRequest.of("fleet", f"{address}: {_first_line(error)}") from error
+        problem = _first_line(error)
+        if problem.startswith(NOT_LET_IN):  # its port is open: it is not away
+            problem += "; does it ask for another token (RAY_AUTH_MODE, RAY_AUTH_TOKEN)?"
+        raise InvalidRequest.of("fleet", f"{address}: {problem}") from error
+    if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray sets it where it has a token for `auto`
+        reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
+        _log.warning("Ray asks nobody for a token", reason=reason)
     try:
         yield Members(_list_members, _start_agent)
     finally:

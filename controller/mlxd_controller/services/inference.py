@@ -27,7 +27,7 @@ from mlxd_controller.services.meter import Counts, Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
-from mlxd_shared.domain.errors import DuplicateRequest, InvalidRequest, MlxdError
+from mlxd_shared.domain.errors import DuplicateRequest, FieldNotServed, InvalidRequest, MlxdError
 from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
@@ -91,6 +91,8 @@ class InferenceService:
             ):
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
                 meter.request_id = request_id
+                if ref.facts.sight is None:  # before anybody is unloaded for it
+                    _refuse_images(request, ref.name)
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 key = await run_paced(key_of, request, ref.digest)
                 relays = [
@@ -200,6 +202,15 @@ def _note_time(request: inference_pb2.GenerateRequest) -> None:
     """Set a conversation's time if absent: its template sees the same one on every worker."""
     if request.HasField("chat") and not request.chat.HasField("now"):
         request.chat.now.GetCurrentTime()
+
+
+def _refuse_images(request: inference_pb2.GenerateRequest, model: str) -> None:
+    """Refuse images that a model would not see; raises FieldNotServed for the first."""
+    why = f"{model} does not see images"
+    for index, message in enumerate(request.chat.messages):
+        for number, part in enumerate(message.parts):
+            if part.HasField("image"):
+                raise FieldNotServed(f"chat.messages[{index}].parts[{number}].image", why)
 
 
 def _refuse_private(request: Message) -> None:

@@ -51,6 +51,7 @@ def model_to_pb(
         stored_bytes=ref.facts.stored_bytes,
         has_pooling=ref.has_pooling,
         has_chat_template=ref.has_chat_template,
+        has_vision=ref.facts.sight is not None,
         effective_sampling=write(
             merge(spec.sampling, ref.defaults, DEFAULTS), types_pb2.SamplingOptions
         ),

@@ -23,7 +23,7 @@ from mlxd_gateway.anthropic import requests as r
 from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.fates import ABSENT
-from mlxd_gateway.common.images import image_of_base64
+from mlxd_gateway.common.images import image_of_base64, image_of_url
 from mlxd_gateway.common.texts import join_objects, json_of
 
 FIELDS = MappingProxyType(
@@ -192,6 +192,8 @@ def _part(block: r.Text | r.Image, place: str) -> ContentPart:
     if isinstance(block, r.Text):
         return ContentPart(block.text)
     source = block.source
+    if isinstance(source, r.Url):
+        return image_of_url(source.url, f"{place}.source.url")
     assert isinstance(source, r.Base64), "others were refused"
     return image_of_base64(
         source.data, f"{place}.source.data", media_type=source.media_type.lower()

@@ -15,6 +15,7 @@ from mlxd_gateway.anthropic.asks import ask_count, ask_message
 from mlxd_gateway.common.bodies import reader_of
 from mlxd_gateway.common.endpoints import client_of, generation_of, translate
 from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.fetching import fetch_links
 from mlxd_gateway.common.generation import under_any_name
 from mlxd_gateway.common.responses import EVENT_STREAM, gather, json_response, stream
 
@@ -28,6 +29,7 @@ _read_count = reader_of(r.CountRequest)
 async def create_message(request: Request) -> Response:
     """POST /v1/messages."""
     body = await _read_message(request)
+    await fetch_links(request, body)
     generation = generation_of(request, await translate(request, ask_message, body))
     message_id = f"msg_{uuid4().hex}"
     if body.stream:
@@ -40,6 +42,7 @@ async def create_message(request: Request) -> Response:
 async def count_tokens(request: Request) -> Response:
     """POST /v1/messages/count_tokens."""
     body = await _read_count(request)
+    await fetch_links(request, body)
     ask = await translate(request, ask_count, body)
     events = await gather(request, generation_of(request, ask))
     return json_response({"input_tokens": Completion.of(events).finished.usage.prompt_tokens})

@@ -16,7 +16,7 @@ from mlxd_gateway.common.fates import (
     pass_over,
     turn_down,
 )
-from mlxd_gateway.common.images import NO_FETCHING
+from mlxd_gateway.common.images import URL_HELP, Linked
 from mlxd_shared import config
 
 NO_SIGHT = "no model here reads documents: text and images alone"
@@ -74,12 +74,16 @@ class Base64(msgspec.Struct, tag="base64", tag_field="type", forbid_unknown_fiel
     data: str
 
 
+class Url(Linked, tag="url", tag_field="type", forbid_unknown_fields=True):
+    """Where an image is."""
+
+    url: Annotated[str, honour(URL_HELP)]
+
+
 if TYPE_CHECKING:
-    ImageSource: TypeAlias = Base64 | Foreign
+    ImageSource: TypeAlias = Base64 | Url | Foreign
 else:
-    ImageSource = Union[
-        (Base64, *foreign(NO_FETCHING, "url"), *foreign("files are not kept here", "file"))
-    ]
+    ImageSource = Union[(Base64, Url, *foreign("files are not kept here", "file"))]
 
 
 class Image(_Block, tag="image"):

@@ -61,13 +61,17 @@ def source_of(request: Request, asks: Sequence[Ask]) -> Source:
     return generations[0] if len(generations) == 1 else Batch(generations)
 
 
-async def translate(request: Request, ask: Callable[[_T], Ask], body: _T) -> Ask:
+async def translate(
+    request: Request, ask: Callable[[_T], Ask], body: _T, *, kept_nbytes: int = 0
+) -> Ask:
     """Return what a body asks, by `ask`: on a thread where it is long, as images in base64 are.
+
+    kept_nbytes: of what it goes on from, which is translated with it.
 
     Raises:
         BadField: a field is not what it should be.
     """
-    if request.state.body_nbytes <= config.HTTP_BODY_HERE_BYTES_MAX:
+    if request.state.body_nbytes + kept_nbytes <= config.HTTP_BODY_HERE_BYTES_MAX:
         return ask(body)
     return await asyncio.to_thread(ask, body)
 

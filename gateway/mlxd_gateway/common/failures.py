@@ -75,9 +75,10 @@ def failure_of(error: mlxd.MlxdError, rename: Callable[[str], str] = _keep) -> F
             problems = [(rename(each.field), each.description) for each in violations]
             message = "; ".join(f"{field}: {problem}" for field, problem in problems)
             return Failure(FailureKind.INVALID, message, problems[0][0])
-        case mlxd.FieldNotServed(field):
+        case mlxd.FieldNotServed(field, why):
             name = rename(field)
-            return Failure(FailureKind.INVALID, f"{name} is not served by this version", name)
+            message = mlxd.FieldNotServed(name, why).describe()
+            return Failure(FailureKind.INVALID, message, name)
         case mlxd.NoChatTemplate():
             return Failure(FailureKind.INVALID, error.describe(), rename("chat.messages"))
         case mlxd.ModelNotFound():

@@ -108,7 +108,7 @@ def refuse(request: msgspec.Struct) -> None:
     Raises:
         BadField: naming the first such field by its path, and why.
     """
-    for path, struct in _structs_in(request, ""):
+    for path, struct in structs_in(request):
         if isinstance(struct, Foreign):
             raise BadField(_join(path, "type"), struct.why)
         for name, encoded, fate in _list_of(type(struct), Kind.REFUSED):
@@ -119,23 +119,23 @@ def refuse(request: msgspec.Struct) -> None:
 
 def let_go(request: msgspec.Struct) -> None:
     """Give up what is passed over of a request, at any depth: it keeps the whole body alive."""
-    for _, struct in _structs_in(request, ""):
+    for _, struct in structs_in(request):
         for name, _, _ in _list_of(type(struct), Kind.PASSED_OVER):
             setattr(struct, name, ABSENT)
 
 
-def _structs_in(struct: msgspec.Struct, path: str) -> Iterator[tuple[str, msgspec.Struct]]:
+def structs_in(struct: msgspec.Struct, path: str = "") -> Iterator[tuple[str, msgspec.Struct]]:
     """Yield a struct and those in it, each with its path; other values have no fields."""
     yield path, struct
     kind = type(struct)
     for name, encoded in zip(kind.__struct_fields__, kind.__struct_encode_fields__, strict=True):
         content = getattr(struct, name)
         if isinstance(content, msgspec.Struct):
-            yield from _structs_in(content, _join(path, encoded))
+            yield from structs_in(content, _join(path, encoded))
         elif isinstance(content, list):
             for index, entry in enumerate(content):
                 if isinstance(entry, msgspec.Struct):
-                    yield from _structs_in(entry, f"{_join(path, encoded)}[{index}]")
+                    yield from structs_in(entry, f"{_join(path, encoded)}[{index}]")
 
 
 def _join(path: str, name: str) -> str:

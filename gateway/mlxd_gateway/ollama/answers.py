@@ -194,6 +194,6 @@ def show_model(model: Model) -> Object:
             f"{family}.context_length": model.context_length_max,
             f"{family}.vocab_size": model.vocab_size,
         },
-        "capabilities": ["completion", "tools"],
+        "capabilities": ["completion", *(["vision"] if model.has_vision else []), "tools"],
         "modified_at": tag_of(model, model.name)["modified_at"],
     }

@@ -20,6 +20,7 @@ from mlxd_gateway.common.endpoints import (
     source_of,
     translate,
 )
+from mlxd_gateway.common.fetching import fetch_links
 from mlxd_gateway.common.generation import under_any_name
 from mlxd_gateway.common.responses import (
     EVENT_STREAM,
@@ -41,6 +42,7 @@ _read_embedding = reader_of(r.EmbeddingRequest)
 async def complete_chat(request: Request) -> Response:
     """POST /v1/chat/completions."""
     body = await _read_chat(request)
+    await fetch_links(request, body)
     generation = generation_of(request, await translate(request, ask_chat, body))
     head = a.Head(f"chatcmpl-{uuid4().hex}", body.model)
     if body.stream:

@@ -12,11 +12,12 @@ import msgspec
 from msgspec import Raw
 
 from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
+from mlxd_gateway.common.images import URL_HELP, Linked
 from mlxd_shared import config
 
 NO_SOUND = "no model here speaks"
 NO_SIGHT = "no model here hears or reads files: text and images alone"
-NO_IMAGES = "images are taken by /v1/chat/completions alone"
+SIGHT_ALIKE = "a model sees every image alike"
 OF_ACCOUNT = "concerns an account with OpenAI"
 SENT_BACK = "part of an answer that is sent back"
 FROM_PARSING = "what OpenAI's packages have read in an answer that is sent back"
@@ -36,11 +37,11 @@ class Refusal(msgspec.Struct, tag="refusal", forbid_unknown_fields=True):
     refusal: str
 
 
-class ImageUrl(msgspec.Struct, forbid_unknown_fields=True):
-    """An image, in a data URL."""
+class ImageUrl(Linked, forbid_unknown_fields=True):
+    """An image, or where it is."""
 
-    url: Annotated[str, honour("a data URL; no address is fetched")]
-    detail: Annotated[Raw, pass_over("a model sees every image alike")] = ABSENT
+    url: Annotated[str, honour(URL_HELP)]
+    detail: Annotated[Raw, pass_over(SIGHT_ALIKE)] = ABSENT
 
 
 class Image(msgspec.Struct, tag="image_url", forbid_unknown_fields=True):

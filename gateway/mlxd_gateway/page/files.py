@@ -32,7 +32,7 @@ POLICY = "; ".join(
         "default-src 'none'",
         "script-src 'self'",
         "style-src 'self'",
-        "img-src 'self'",
+        "img-src 'self' data:",  # those that are shown to a model, in the page that has read them
         "connect-src 'self'",
         "base-uri 'none'",
         "form-action 'none'",

@@ -62,6 +62,8 @@ class ModelView(msgspec.Struct, frozen=True):
     expires: float | None
     chats: bool
     """Whether it has a chat template."""
+    sees: bool
+    """Whether it sees the images of a chat."""
 
 
 class DeviceView(msgspec.Struct, frozen=True):
@@ -174,6 +176,7 @@ def view_model(model: Model) -> ModelView:
         last_used=_seconds(model.last_used_time),
         expires=_seconds(model.expire_time),
         chats=model.has_chat_template,
+        sees=model.has_vision,
     )
 
 

@@ -768,6 +768,7 @@ class Model(_message.Message):
     HAS_POOLING_FIELD_NUMBER: _builtins.int
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     PREFIX_RELOAD_FIELD_NUMBER: _builtins.int
+    HAS_VISION_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name it is served under."""
     digest: _builtins.str
@@ -809,6 +810,8 @@ class Model(_message.Message):
     """
     has_chat_template: _builtins.bool
     """Whether its files have a chat template."""
+    has_vision: _builtins.bool
+    """Whether it sees the images of a chat's messages; requests that show any to others are refused."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -861,10 +864,11 @@ class Model(_message.Message):
         has_pooling: _builtins.bool = ...,
         has_chat_template: _builtins.bool = ...,
         prefix_reload: _duration_pb2.Duration | None = ...,
+        has_vision: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_sampling", b"effective_sampling", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "prefix_reload", b"prefix_reload", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_reload", b"prefix_reload", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "has_vision", b"has_vision", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_reload", b"prefix_reload", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

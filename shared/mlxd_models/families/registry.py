@@ -12,7 +12,7 @@ from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
 from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
-from mlxd_models.families.sighted import llava
+from mlxd_models.families.sighted import llava, qwen2_5_vl
 
 Registry: TypeAlias = Mapping[str, Family[Any]]
 
@@ -45,6 +45,7 @@ REGISTRY: Final[Registry] = MappingProxyType(
         "LlavaForConditionalGeneration": llava.LLAVA,
         "MistralForCausalLM": mistral.MISTRAL,
         "Qwen2ForCausalLM": qwen2.QWEN2,
+        "Qwen2_5_VLForConditionalGeneration": qwen2_5_vl.QWEN2_5_VL,
         "Qwen3ForCausalLM": qwen3.QWEN3,
         "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
         "Qwen3NextForCausalLM": qwen3_next.QWEN3_NEXT,

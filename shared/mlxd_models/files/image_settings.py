@@ -6,13 +6,14 @@ Sources, first that is there
 
 Invariants:
 - A setting that would change pixels is honoured or refused by name; it is never ignored.
-- What comes out is a square of the side that the model's tower has: another one is refused.
+- What comes out is a square of the side that the model's tower has: another one is refused. Or an
+  image keeps its shape: both sides become multiples of that, within the pixels that are allowed.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -26,10 +27,16 @@ _KINDS: Final[Mapping[str, bool]] = MappingProxyType(
     {"CLIPImageProcessor": True, "LlavaImageProcessor": True, "SiglipImageProcessor": False}
 )
 """Processors that are known, and whether a size that is one number is the shorter side's."""
+_SHAPED: Final = "Qwen2VLImageProcessor"
+"""The processor of images that keep their shape; sizes that its files may leave out."""
+_PATCH, _MERGE = 14, 2
+_PIXELS_MIN, _PIXELS_MAX = 56 * 56, 28 * 28 * 1280
 _BACKENDS: Final = ("Fast", "Pil")
 _RESAMPLE_MAX: Final = 5
 _BICUBIC: Final = 3
+_Colours = tuple[float, float, float]
 _HALVES: Final = (0.5, 0.5, 0.5)
+_HALVES_BOTH: Final = (_HALVES, _HALVES)
 _MEAN: Final = (0.48145466, 0.4578275, 0.40821073)
 _DEVIATION: Final = (0.26862954, 0.26130258, 0.27577711)
 """CLIP's own, which its processor's files may leave out."""
@@ -40,7 +47,7 @@ class ImageSettings:
     """How pixels are made: resized, the middle cut out, then scaled and shifted."""
 
     side: int
-    """Of what comes out, in pixels."""
+    """Of what comes out, in pixels; what both sides are multiples of where it keeps its shape."""
     shorter_side: int | None
     """What the shorter side becomes before the middle is cut out; None: both become `side`."""
     resample: int
@@ -51,10 +58,18 @@ class ImageSettings:
     """What is subtracted then, of each colour."""
     deviation: tuple[float, float, float]
     """What is divided by at last."""
+    pixels_min: int | None = None
+    """How many pixels an image that keeps its shape has at least; None: all become squares."""
+    pixels_max: int | None = None
+    """How many it has at most."""
 
 
-def read_image_settings(source: Source, *, side: int) -> ImageSettings:
+def read_image_settings(
+    source: Source, *, side: int, places_max: int | None = None
+) -> ImageSettings:
     """Return how images become squares of `side` pixels.
+
+    places_max: where they keep their shape and become several, how many at most.
 
     Raises:
         InvalidModel: no file says how, or it says what is not supported, or another side; names
@@ -69,7 +84,8 @@ def read_image_settings(source: Source, *, side: int) -> ImageSettings:
             problem = f"missing, and {PROCESSOR_FILE} has no {_WITHIN}: the model sees, and no file"
             raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
         values = inner
-    return _Reading(file, values, side).settings()
+    reading = _Reading(file, values, side)
+    return reading.settings() if places_max is None else reading.read_shaped(places_max)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,19 +99,43 @@ class _Reading:
     def settings(self) -> ImageSettings:
         """Return what the file says."""
         by_shorter = self._kind()
-        for key in ("do_resize", "do_convert_rgb"):
-            if not self._flag(key, default=True):
-                raise self._error(key, "false is not supported")
-        if self._flag("do_pad", default=False):
-            raise self._error("do_pad", "true is not supported")
+        self._check_switches()
         crops = self._flag("do_center_crop", default=by_shorter)
         shorter = self._shorter_side(by_shorter=by_shorter)
         if crops:
             self._check_square("crop_size", self.values.get("crop_size", self.side))
         if shorter is not None and (not crops or shorter < self.side):
             raise self._error("size", f"a shorter side of {shorter} gives no square of {self.side}")
+        return self._settings(shorter, plain=(_MEAN, _DEVIATION) if by_shorter else _HALVES_BOTH)
+
+    def read_shaped(self, places_max: int) -> ImageSettings:
+        """Return what the file says of images that keep their shape."""
+        if self._name() != _SHAPED:
+            stated = self.values.get("image_processor_type")
+            raise self._error("image_processor_type", f"{stated!r} is not {_SHAPED}")
+        self._check_switches()
+        if self._flag("do_center_crop", default=False):
+            raise self._error("do_center_crop", "true is not supported")
+        patch, merge = self._whole("patch_size", _PATCH), self._whole("merge_size", _MERGE)
+        if patch * merge != self.side:
+            problem = f"{merge} patches of {patch} pixels are not the {self.side} that a place has"
+            raise self._error("patch_size", problem)
+        size = self.values.get("size")
+        stated = {} if size is None else size
+        known = {"shortest_edge", "longest_edge"}
+        if not isinstance(stated, dict) or {key for key in stated if stated[key]} - known:
+            raise self._error("size", f"{size!r} is not a shortest_edge and a longest_edge")
+        least = self._whole("min_pixels", stated.get("shortest_edge") or _PIXELS_MIN)
+        most = self._whole("max_pixels", stated.get("longest_edge") or _PIXELS_MAX)
+        if least > most:
+            raise self._error("min_pixels", f"{least} is above max_pixels {most}")
+        bound = places_max * self.side**2
+        settings = self._settings(None, plain=(_MEAN, _DEVIATION))
+        return replace(settings, pixels_min=min(least, bound), pixels_max=min(most, bound))
+
+    def _settings(self, shorter: int | None, *, plain: tuple[_Colours, _Colours]) -> ImageSettings:
+        """Return the settings; `plain` is what the processor subtracts and divides by itself."""
         rescales, normalises = self._flag("do_rescale"), self._flag("do_normalize")
-        plain = (_MEAN, _DEVIATION) if by_shorter else (_HALVES, _HALVES)
         return ImageSettings(
             side=self.side,
             shorter_side=shorter,
@@ -105,13 +145,23 @@ class _Reading:
             deviation=self._colours("image_std", plain[1]) if normalises else (1.0, 1.0, 1.0),
         )
 
-    def _kind(self) -> bool:
-        stated = self.values.get("image_processor_type") or "CLIPImageProcessor"
-        name = str(stated)
+    def _name(self) -> str:
+        name = str(self.values.get("image_processor_type") or "CLIPImageProcessor")
         for backend in _BACKENDS:
             name = name.removesuffix(backend)
+        return name
+
+    def _check_switches(self) -> None:
+        for key in ("do_resize", "do_convert_rgb"):
+            if not self._flag(key, default=True):
+                raise self._error(key, "false is not supported")
+        if self._flag("do_pad", default=False):
+            raise self._error("do_pad", "true is not supported")
+
+    def _kind(self) -> bool:
+        name = self._name()
         if name not in _KINDS:
-            known = ", ".join(_KINDS)
+            stated, known = self.values["image_processor_type"], ", ".join(_KINDS)
             raise self._error("image_processor_type", f"{stated!r} is not one of {known}")
         return _KINDS[name]
 
@@ -145,6 +195,13 @@ class _Reading:
         stated = default if stated is None else stated
         if type(stated) is not bool:
             raise self._error(key, f"{stated!r} is not true or false")
+        return stated
+
+    def _whole(self, key: str, default: int) -> int:
+        stated = self.values.get(key)
+        stated = default if stated is None else stated
+        if type(stated) is not int or stated < 1:
+            raise self._error(key, f"{stated!r} is not a number from 1 up")
         return stated
 
     def _number(self, key: str, default: float) -> float:

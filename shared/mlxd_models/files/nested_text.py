@@ -17,6 +17,20 @@ OUTER_KEYS: Final = ("quantization", "quantization_config", "tie_word_embeddings
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "LlavaForConditionalGeneration": MappingProxyType({}),  # by the text's kind
+        "Qwen2_5_VLForConditionalGeneration": MappingProxyType(
+            {
+                "vocab_size": 152_064,
+                "hidden_size": 8192,
+                "intermediate_size": 29_568,
+                "num_hidden_layers": 80,
+                "num_attention_heads": 64,
+                "num_key_value_heads": 8,
+                "max_position_embeddings": 32_768,
+                "max_window_layers": 80,
+                "rms_norm_eps": 1e-5,
+                "rope_theta": 1e6,
+            }
+        ),
         "Gemma3ForConditionalGeneration": MappingProxyType(
             {
                 "vocab_size": 262_208,

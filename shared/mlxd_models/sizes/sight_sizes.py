@@ -1,7 +1,8 @@
 """What seeing takes besides a tower's weights, from its widths alone. Pure.
 
 Invariants:
-- Every image is of one size when a model sees it, and takes as many places in a prompt as any.
+- Every image is of one size when a model sees it, and takes as many places in a prompt as any; or
+  sizes vary (`varies`), and it takes one for each square of `side` pixels.
 """
 
 from __future__ import annotations
@@ -18,22 +19,44 @@ class SightSizes:
     token_id: int
     """The token that stands for an image, as the model's template writes it."""
     tokens: int
-    """How many places in a prompt an image takes."""
+    """How many places in a prompt an image takes; the most where sizes vary."""
     side: int
-    """Width and height of an image as the model sees it, in pixels."""
+    """Width and height of an image as the model sees it, in pixels; what both are multiples of
+    where sizes vary."""
     hidden: int
     """Values of a feature: what the decoder's embeddings have."""
     pass_values: int
     """Values alive at most while one image is seen."""
+    varies: bool = False
+    """Whether an image keeps its shape: it has then rows and columns of places."""
 
     @property
     def pixels_nbytes(self) -> int:
-        """What an image takes before it is seen: 8 bits for each of three colours."""
-        return 3 * self.side * self.side
+        """What an image takes at most before it is seen: 8 bits for each of three colours."""
+        return self.nbytes_of(self.tokens)
+
+    @property
+    def places_max(self) -> int | None:
+        """How many places an image takes at most where sizes vary; None: they do not."""
+        return self.tokens if self.varies else None
+
+    @property
+    def tokens_least(self) -> int:
+        """How many places an image takes at least."""
+        return 1 if self.varies else self.tokens
+
+    @property
+    def together(self) -> int:
+        """How many images are seen in one pass."""
+        return 1 if self.varies else config.IMAGES_TOGETHER_MAX
+
+    def nbytes_of(self, tokens: int) -> int:
+        """Return what an image of so many places takes before it is seen."""
+        return 3 * self.side * self.side * (tokens if self.varies else 1)
 
     def seeing_nbytes(self, item_nbytes: int) -> int:
         """Return what a pass over as many images as are seen at once takes."""
-        return config.IMAGES_TOGETHER_MAX * self.pass_values * item_nbytes
+        return self.together * self.pass_values * item_nbytes
 
     def kept_nbytes(self, item_nbytes: int) -> int:
         """Return what the features of images take that are kept."""

@@ -57,7 +57,12 @@ class FieldNotServed(MlxdError):
     """A field or method that exists on the wire but is not served yet."""
 
     field: str
+    why: str = ""
+    """Why not; empty: this version serves it nowhere."""
     sentence = "{field} is not served by this version"
+
+    def __str__(self) -> str:
+        return f"{self.field}: {self.why}" if self.why else self.sentence.format_map(vars(self))
 
 
 class DuplicateRequest(MlxdError):

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 import pytest_asyncio
 
-from mlxd_controller.fleet.files import PART, FileFact, NodeFiles
+from mlxd_controller.fleet.facts import FileFact
+from mlxd_controller.fleet.files import PART, NodeFiles
 from mlxd_controller.fleet.node import Node
 from mlxd_controller.fleet.sending import STAGE, Sent, send_model
 from mlxd_controller.settings import StorePlaces
@@ -17,18 +18,10 @@ from mlxd_models.files.digest import model_digest
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, PullFailed, StoreFull
 from mlxd_shared.domain.figures import LoadProgress
-from tests.support.fleets import FAKE, Nodes, follow, nodes_of
+from tests.support.fleets import FAKE, Blind, Nodes, follow, nodes_of
 from tests.support.tiny_model import write_tiny_model
 
 DIGEST = "e" * 64
-
-
-class Blind(NodeFiles):
-    """A node that does not see the controller's disk."""
-
-    async def find(self, digest: str, path: str) -> str | None:
-        """Look at another path than the one that was named."""
-        return await super().find(digest, "/nowhere")
 
 
 @pytest.fixture
@@ -177,6 +170,23 @@ async def test_another_model_s_files_are_refused(node: Node, model: Path, copies
 
 
 @pytest.mark.asyncio
+async def test_a_file_that_is_not_its_source_s_is_removed_by_name(node: Node, model: Path) -> None:
+    """All others stay; the next copy brings that file alone, and without a sum nothing is whole."""
+    digest, text = model_digest(model), b"x" * (model / "config.json").stat().st_size
+    await node.begin_copy(digest, (FileFact("config.json", len(text)),))
+    await node.write_copy(digest, 0, 0, text)
+    with pytest.raises(InvalidModel, match="not compared"):
+        await node.finish_copy(digest)
+
+    with pytest.raises(InvalidModel, match="SHA-256 is") as caught:
+        await send(node, digest, model)
+    assert caught.value.file == "config.json"
+    steps, sent = await send(node, digest, model)
+    assert steps[-1].bytes_read - steps[0].bytes_read >= len(text)
+    assert model_digest(Path(sent.path)) == digest
+
+
+@pytest.mark.asyncio
 async def test_a_copy_that_is_not_whole_is_refused(node: Node) -> None:
     """It keeps what has arrived, and takes no place."""
     await node.begin_copy(DIGEST, (FileFact("config.json", 3),))
@@ -206,6 +216,8 @@ async def test_a_copy_that_was_not_begun_is_refused(node: Node) -> None:
     for number in (-1, 1):
         with pytest.raises(InvalidRequest, match="none of 1"):
             await node.write_copy(DIGEST, number, 0, b"a")
+        with pytest.raises(InvalidRequest, match="none of 1"):
+            await node.check_copy(DIGEST, number, DIGEST)
     assert not node.lost
 
 

@@ -15,7 +15,7 @@ from mlxd_controller.runtime.ports import SystemClock
 from mlxd_controller.settings import FleetPlace, ServeSettings, StorePlaces
 from mlxd_controller.store.shelves import library_of
 from mlxd_shared.domain.errors import InvalidRequest
-from tests.fakes.nodes import FixedMembership, NodeInside
+from tests.fakes.nodes import FixedMembership, NodeInside, ShortMachine
 from tests.fakes.workers import FakeLauncher, FakeProcess
 from tests.support.fleets import FAKE, HOLDING, LIMIT_S, OPTIONS, follow, nodes_of
 
@@ -84,6 +84,63 @@ async def test_a_worker_that_ends_slowly_costs_no_ready_one() -> None:
             assert kept == {"ready-a", "ready-b"}
             assert slow.exit_code == 0
             assert all(process.exit_code is None for process, _ in second.kept)
+
+
+@pytest.mark.asyncio
+async def test_a_machine_that_is_short_of_something_keeps_its_workers() -> None:
+    """The later controller asks again until there are open files; nothing ready is ended."""
+    async with nodes_of(FAKE) as nodes:
+        nodes.machines["a"] = machine = ShortMachine()
+        nodes.add("a")
+        async with follow(nodes, epoch=1) as first:
+            (await first.launch("i-1")).remember(HOLDING)
+            await nodes.handles["a"].until(lambda: "remember" in nodes.handles["a"].calls)
+        machine.refusals = 2
+        options = replace(OPTIONS, orphan_grace_s=1e3)
+        async with follow(nodes, epoch=2, options=options) as second:
+            assert [kept.worker.incarnation for _, kept in second.kept] == ["i-1"]
+            assert machine.refusals == 0
+
+
+@pytest.mark.asyncio
+async def test_a_machine_that_stays_short_is_named_with_what_it_lacks() -> None:
+    """No controller waits for it longer than for an answer."""
+    async with nodes_of(FAKE) as nodes:
+        nodes.machines["a"] = machine = ShortMachine(refusals=1 << 30)
+        nodes.add("a")
+        fleet = Fleet(FixedMembership(nodes.handles), replace(OPTIONS, silent_s=1.0), epoch=1)
+        with pytest.raises(InvalidRequest, match="a: the machine lacks "):
+            await fleet.muster(start_s=0.0)
+        machine.refusals = 0
+
+
+@pytest.mark.asyncio
+async def test_a_start_that_is_cancelled_lets_go_what_was_taken() -> None:
+    """A node that has joined, and one whose agent still ends what was there."""
+    async with nodes_of(FAKE, "a", "b") as nodes:
+        nodes.machines["b"].workers = launcher = ReluctantLauncher()
+        async with follow(nodes, epoch=1) as first:
+            await first.launch("slow", on="b")
+        settings = ServeSettings(fleet=FleetPlace("auto"))
+        membership, store = FixedMembership(nodes.handles), library_of((), StorePlaces())
+
+        async def start() -> None:
+            async with gather_fleet(settings, membership, SystemClock(), store):
+                pytest.fail("the start does not end by itself")
+
+        ways, known = nodes.handles, len(nodes.handles["b"].calls)
+        starting = asyncio.create_task(start())
+        await ways["a"].until(
+            lambda: ways["a"].calls[-1] == "report" and "keep" in ways["b"].calls[known:]
+        )
+        starting.cancel()
+        launcher.slow.may_end.set()
+        with pytest.raises(asyncio.CancelledError):
+            await starting
+        assert launcher.slow.exit_code == 0
+        for name in ("a", "b"):
+            assert ways[name].released == 1
+            assert nodes.machines[name].closed == 1
 
 
 @pytest.mark.asyncio

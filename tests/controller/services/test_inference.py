@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from typing import Any
 
 import grpc
 import pytest
 from google.protobuf.duration_pb2 import Duration
 
-from mlxd.v1 import inference_pb2, types_pb2
+from mlxd.v1 import inference_pb2, model_pb2, types_pb2
 from mlxd_controller.core import phases
+from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     DuplicateRequest,
+    FieldNotServed,
     InvalidModel,
     InvalidRequest,
     ModelLoading,
@@ -24,9 +27,10 @@ from mlxd_shared.domain.errors import (
     WorkerExited,
     WorkerLost,
 )
+from tests.fakes.store import FakeStore
 from tests.support.calls import error_of, said_in_time
 from tests.support.controller_stack import controller_stack, request, store_of
-from tests.support.model_facts import device, need_mib
+from tests.support.model_facts import device, facts, need_mib
 
 LONG_S = 600.0
 
@@ -84,6 +88,31 @@ async def test_what_a_client_may_not_say_is_refused_by_name(
         assert isinstance(error, InvalidRequest)
         assert [violation.field for violation in error.violations] == [field]
         assert not stack.workers.launcher.processes
+
+
+@pytest.mark.asyncio
+async def test_images_are_for_models_that_see() -> None:
+    """Others refuse them before they are loaded, naming image and model; GetModel says who sees."""
+    sight = SightSizes(token_id=5, tokens=4, side=2, hidden=16, pass_values=1)
+    seeing = replace(facts(1), sight=sight)
+    store = FakeStore({"blind": ("b", facts(1)), "sees": ("s", seeing)})
+    part = inference_pb2.ContentPart
+    parts = [part(text="what is it?"), part(image=b"x"), part(image=b"y")]
+    messages = [
+        inference_pb2.ChatMessage(role="user", content="look"),
+        inference_pb2.ChatMessage(role="user", parts=parts),
+    ]
+    chat = inference_pb2.ChatPrompt(messages=messages)
+    async with controller_stack(store=store) as stack:
+        error = await error_of(stack.inference.Generate(request("blind", chat=chat)))
+        assert isinstance(error, FieldNotServed)
+        assert error.field == "chat.messages[1].parts[1].image"
+        assert error.why == "blind does not see images"
+        assert not stack.workers.launcher.processes
+        assert len(await stack.generate("sees", chat=chat)) == 4
+        for name, sees in (("blind", False), ("sees", True)):
+            known = await stack.models.GetModel(model_pb2.GetModelRequest(model=name))
+            assert known.model.has_vision is sees
 
 
 @pytest.mark.asyncio

@@ -18,7 +18,7 @@ from mlxd_gateway.common.asks import Ask
 from mlxd_gateway.common.endpoints import translate
 from mlxd_gateway.common.failures import BadField
 from mlxd_gateway.common.fates import refuse
-from mlxd_gateway.common.images import image_of_base64, image_of_url
+from mlxd_gateway.common.images import image_of_base64, image_of_url, write_data_url
 from mlxd_gateway.ollama import requests as ollama
 from mlxd_gateway.ollama.asks import ask_chat as ask_ollama
 from mlxd_gateway.ollama.asks import ask_generate
@@ -91,10 +91,13 @@ def test_anthropics_blocks_keep_their_order() -> None:
              for at, block in enumerate(("content[0].content[0]", "content[1]"))}  # fmt: skip
     for field, block in named.items():
         assert ask.rename(field) == f"messages[0].{block}"
-    for other in ({"type": "url", "url": "https://x"}, {"type": "file", "file_id": "f"}):
+    for other, field in (
+        ({"type": "url", "url": "https://x"}, "source.url"),
+        ({"type": "file", "file_id": "f"}, "source.type"),
+    ):
         with pytest.raises(BadField) as caught:
             anthropic_of(other)
-        assert caught.value.failure.field == "messages[0].content[0].content[0].source.type"
+        assert caught.value.failure.field == f"messages[0].content[0].content[0].{field}"
 
 
 def test_ollamas_images_stand_before_their_text() -> None:
@@ -134,6 +137,11 @@ def test_what_is_no_data_url_is_refused_by_name(url: str, words: str) -> None:
     with pytest.raises(BadField, match=words) as caught:
         image_of_url(url, "here")
     assert caught.value.failure.field == "here"
+
+
+def test_a_type_that_says_nothing_is_left_out() -> None:
+    """As it is of images that were fetched: the file tells itself."""
+    assert image_of_url(write_data_url(BYTES), "x") == BARE
 
 
 def test_length_is_judged_before_decoding() -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.fakes.mlxd_server import Answers, serving
-from tests.fakes.replies import load_steps
+from tests.fakes.replies import load_steps, model
 from tests.support.gateways import gateway_over
 from tests.support.spoken import ARGUMENTS, CALL_ID, answer_with_call
 
@@ -49,3 +49,15 @@ async def test_an_answer_has_every_field_and_no_other(
     assert answer == {"model": "demo", "done": True, **expected}
     has_cost = "eval_count" in expected
     assert made == {"created_at": str, **({"total_duration": int} if has_cost else {})}
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize("sees", [False, True])
+async def test_a_model_that_sees_has_the_capability(*, sees: bool) -> None:
+    """Named as Ollama's clients look for it; without it they send no images."""
+    known = model()
+    known.has_vision = sees
+    async with serving(Answers(models=[known])) as fake, gateway_over(fake.address) as web:
+        shown = (await web.post("/api/show", {"model": "demo"})).json()
+    named = ["completion", "vision", "tools"] if sees else ["completion", "tools"]
+    assert shown["capabilities"] == named

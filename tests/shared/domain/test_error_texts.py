@@ -25,6 +25,7 @@ TEXTS: tuple[tuple[MlxdError, str], ...] = (
         "a.b[1]: 1 is above 0; c: d",
     ),
     (errors.FieldNotServed("migrate"), "migrate is not served by this version"),
+    (errors.FieldNotServed("image", "base does not see images"), "image: base does not see images"),
     (errors.DuplicateRequest("r-1"), "request_id 'r-1' is in flight already"),
     (errors.ModelNotFound("gone", "try demo"), "no model 'gone': try demo"),
     (errors.NoChatTemplate("base"), "base has no chat template: send it text or tokens"),

@@ -32,7 +32,7 @@ from tests.shared.wire.kinds import (
 SECRET = "the prompt and a path"
 EXAMPLES: tuple[MlxdError, ...] = (
     errors.InvalidRequest((FieldViolation("a.b[1]", "1 is above 0"), FieldViolation("ä", "ö"))),
-    errors.FieldNotServed("migrate"),
+    errors.FieldNotServed("migrate", "demo stays where it is"),
     errors.DuplicateRequest("r-1"),
     errors.ModelNotFound("gone", "try demo"),
     errors.NoChatTemplate("base"),

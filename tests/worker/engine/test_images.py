@@ -102,6 +102,17 @@ def test_a_chat_over_an_image_sees_it_once(seeing: Seeing) -> None:
     assert seeing.gallery.seen == 1
 
 
+def test_choices_over_an_image_see_it_once(seeing: Seeing) -> None:
+    """Streams of one prompt that begin together: one pass of the tower for all of them."""
+    placed = seeing.place(images()[0])
+    sinks = [
+        seeing.tiny.submit(placed.ids, images=placed.images, keys=placed.keys)[1] for _ in range(4)
+    ]
+    seeing.tiny.run()
+    assert len({tuple(sink.ids) for sink in sinks}) == 1
+    assert seeing.gallery.seen == 1
+
+
 def test_features_are_kept_within_their_budget(seeing: Seeing) -> None:
     """Of more images than are kept those used longest ago go; each array is counted by name."""
     for image in images():

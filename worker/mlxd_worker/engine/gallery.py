@@ -2,7 +2,7 @@
 
 Invariants:
 - An image is seen when a pass is about to read a place of it, at most IMAGES_TOGETHER_MAX at once,
-  whoever's they are; the same image of two rows once.
+  whoever's they are, and alone where it keeps its shape; the same image of two rows once.
 - Features are kept for the next chunk, and for the next prompt that shows the same image: of
   IMAGE_FEATURES_KEPT_MAX images, the one used longest ago going first, and before new ones are
   made: no more are held at any time, but for those of one pass. What is gone is seen again, from
@@ -72,8 +72,10 @@ class Gallery:
 
     def warm_up(self) -> None:
         """See a blank image, so that no request pays for what a device compiles."""
-        blank = bytes(self.sizes.pixels_nbytes)
-        self._see([Image(b"", 0, self.sizes.tokens, blank)])
+        sizes, grid = self.sizes, (2, 2)
+        tokens = grid[0] * grid[1] if sizes.varies else sizes.tokens
+        blank = bytes(sizes.nbytes_of(tokens))
+        self._see([Image(b"", 0, tokens, blank, grid if sizes.varies else None)])
         self.clear()
 
     def clear(self) -> None:
@@ -86,15 +88,15 @@ class Gallery:
         for name in images.keys() & self._features.keys():
             self._features.move_to_end(name)
         self._drop_oldest(max(self._kept_max - len(new), len(images) - len(new)))
-        for at in range(0, len(new), config.IMAGES_TOGETHER_MAX):
-            self._see(new[at : at + config.IMAGES_TOGETHER_MAX])
+        for at in range(0, len(new), self.sizes.together):
+            self._see(new[at : at + self.sizes.together])
         return {name: self._features[name] for name in images}
 
     def _see(self, images: Sequence[Image]) -> None:
-        side = self.sizes.side
+        height, width = (self.sizes.side * count for count in images[0].grid or (1, 1))
         joined = memoryview(b"".join(image.pixels for image in images))
         pixels = mx.array(joined)  # type: ignore[arg-type]  # MLX reads any buffer
-        features = self._model.see(pixels.reshape(-1, side, side, 3), self._settings)
+        features = self._model.see(pixels.reshape(-1, height, width, 3), self._settings)
         for index, image in enumerate(images):
             # A gather: a slice would keep the features of all of them alive.
             self._features[image.name] = kept = mx.take(features, mx.array(index), axis=0)

@@ -141,6 +141,13 @@ class Image:
     """How many it has."""
     pixels: bytes
     """Rows of pixels as the model sees it, 8 bits for each of three colours."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns of its places, where it keeps its shape and its places stand by these."""
+
+    @property
+    def shift(self) -> int:
+        """By how much what follows stands elsewhere for rotations, by its longer side."""
+        return 0 if self.grid is None else max(self.grid) - self.tokens
 
     @property
     def stop(self) -> int:
@@ -209,6 +216,11 @@ class Submit:
     def looked_up(self) -> tuple[int, ...]:
         """What the prompt is looked up by among former ones."""
         return self.keys or self.prompt
+
+    @property
+    def shift(self) -> int:
+        """By how much what is generated stands elsewhere for rotations than at its position."""
+        return sum([image.shift for image in self.images]) if self.images else 0
 
     @property
     def anchored(self) -> bool:

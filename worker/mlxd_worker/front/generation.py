@@ -16,7 +16,6 @@ from collections.abc import AsyncGenerator
 from dataclasses import dataclass, replace
 
 from mlxd_shared import config
-from mlxd_shared.domain.chats import Chat, chat_images
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import GenerateSpec, check_vocabulary, merge, resolve
 from mlxd_shared.wire.intake import run_paced
@@ -77,7 +76,7 @@ async def generate(
     request_id = spec.request_id or uuid.uuid4().hex
     with (
         worker.streams.open(request_id, rows_max=loaded.rows_max) as stream,
-        worker.images.hold(_count_images(spec), loaded.sight),
+        worker.showings.open(request_id),
     ):
         prompt = await prompt_of(worker, spec, loaded, request_id)
         await run_paced(_check_resumed, spec, loaded, prompt.ids)
@@ -128,11 +127,6 @@ async def generate(
                 )
                 yield part if prompt.answer is None else _tell_apart(part, prompt.answer)
                 seed = echo = None
-
-
-def _count_images(spec: GenerateSpec) -> int:
-    chat = spec.prompt
-    return sum(1 for _ in chat_images(chat)) if isinstance(chat, Chat) else 0
 
 
 def _replay(request: Submit, resumed: tuple[int, ...], *, steps_max: int) -> Submit:

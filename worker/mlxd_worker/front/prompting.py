@@ -92,7 +92,7 @@ async def _chat_prompt(
     chars = sum(len(message.text) + len(message.reasoning) for message in chat.messages)
     check_length(chars, loaded, field="chat.messages")
     _check_images(chat, loaded)
-    images = () if sight is None else await worker.images.read(chat, sight)
+    images = () if sight is None else await worker.showings.read(request_id, chat, sight)
     rendered = await worker.chats.render(wanted, chat, worker.tokens)
     check = partial(_place, rendered.ids, images, spec, loaded)
     # A template, or images, may make many ids of a small request.
@@ -124,7 +124,7 @@ def _refuse_unseen(chat: Chat, loaded: Loaded) -> None:
     """
     if loaded.sight is None:
         for field, _ in chat_images(chat):
-            raise FieldNotServed(field)
+            raise FieldNotServed(field, f"{loaded.job.name} does not see images")
 
 
 def _check_images(chat: Chat, loaded: Loaded) -> None:
@@ -135,10 +135,11 @@ def _check_images(chat: Chat, loaded: Loaded) -> None:
     """
     if loaded.sight is None:
         return
-    images, tokens = sum(1 for _ in chat_images(chat)), loaded.sight.sizes.tokens
-    if images * tokens >= loaded.context_length:
+    images, sizes = sum(1 for _ in chat_images(chat)), loaded.sight.sizes
+    if images * sizes.tokens_least >= loaded.context_length:
+        least = f"{'at least ' if sizes.varies else ''}{sizes.tokens_least}"
         limit = (
-            f"the prompt has {images} images of {tokens} tokens; "
+            f"the prompt has {images} images of {least} tokens; "
             f"the context of {loaded.context_length} takes at most {loaded.context_length - 1}"
         )
         raise InvalidRequest.of("chat.messages", limit)
@@ -151,7 +152,8 @@ def _place(
     if not images or loaded.sight is None:
         return Prompt(_check_ids(ids, spec, loaded, field="chat"))
     named = [(image.name, image.colours) for image in images]
-    placed = place_images(ids, named, loaded.sight.sizes)
+    grids = [image.grid for image in images]
+    placed = place_images(ids, named, loaded.sight.sizes, grids)
     checked = _check_ids(placed.ids, spec, loaded, field="chat")
     return Prompt(checked, images=placed.images, keys=placed.keys)
 

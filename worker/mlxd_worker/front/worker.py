@@ -44,6 +44,7 @@ from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import Loaded, LoadJob
 from mlxd_worker.tokenizing.room import TokenRoom
 from mlxd_worker.vision.room import ImageRoom
+from mlxd_worker.vision.showings import Showings
 
 LOAD_RETRY_S = 1.0
 _log = get_logger("worker")
@@ -89,6 +90,7 @@ class Worker:
         self.formats = CompileRoom()
         self.chats = RenderRoom()
         self.images = ImageRoom()
+        self.showings = Showings(self.images)
         self.tokens = TokenRoom()
         self.stopping = stopping
         """Set once the process has begun to stop; it admits no stream then."""

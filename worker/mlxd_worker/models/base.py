@@ -55,6 +55,14 @@ class Batch:
     """The tokens of each row where these are several rows' chunks; for models that read those."""
     inlays: tuple[Inlay, ...] = ()
     """What stands for tokens, in order, for models that see; of a prefill alone."""
+    turns: mx.array | None = None
+    """Where tokens stand for rotations, where that is not their position: int32 [N], as `offsets`;
+    or [3, N, width], by time, height and width. For models that turn by these three."""
+
+    @property
+    def turned(self) -> mx.array:
+        """Where tokens stand for rotations, as `turns`."""
+        return self.offsets if self.turns is None else self.turns
 
     @property
     def width(self) -> int:
@@ -63,15 +71,24 @@ class Batch:
 
     @classmethod
     def decode(
-        cls, tokens: mx.array | Sequence[int], offsets: Sequence[int], rows: Sequence[RowId]
+        cls,
+        tokens: mx.array | Sequence[int],
+        offsets: Sequence[int],
+        rows: Sequence[RowId],
+        *,
+        shifts: Sequence[int] = (),
     ) -> Self:
-        """Return a batch of one token a row; `tokens` may be an array [N] still being computed."""
+        """Return a batch of one token a row; `tokens` may be an array [N] still being computed.
+
+        shifts: by how much each row stands elsewhere for rotations than at its offset.
+        """
         ids = tokens if isinstance(tokens, mx.array) else mx.array(list(tokens), dtype=mx.int32)
         return cls(
             tokens=ids.reshape(-1, 1),
             offsets=mx.array(list(offsets), dtype=mx.int32),
             lengths=tuple([offset + 1 for offset in offsets]),
             rows=tuple(rows),
+            turns=shift_all(offsets, shifts),
         )
 
     @classmethod
@@ -191,10 +208,18 @@ class Sighted(ABC):
 
     @abstractmethod
     def see(self, pixels: mx.array, settings: ImageSettings) -> mx.array:
-        """Return the features [N, tokens, hidden] of images, evaluated.
+        """Return the features [N, tokens, hidden] of images of one shape, evaluated.
 
-        pixels: uint8 [N, side, side, 3], as `settings` say but for scaling.
+        pixels: uint8 [N, height, width, 3], as `settings` say but for scaling.
         """
+
+
+def shift_all(offsets: Sequence[int], shifts: Sequence[int]) -> mx.array | None:
+    """Return where rows stand for rotations, int32 [N]; None where that is at their offsets."""
+    if not any(shifts):
+        return None
+    places = [offset + shift for offset, shift in zip(offsets, shifts, strict=True)]
+    return mx.array(places, dtype=mx.int32)
 
 
 def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:

@@ -14,6 +14,8 @@ NESTED: Final = "Gemma3ForConditionalGeneration"
 """Its config is that of its text, one level down."""
 SIGHTED: Final = "LlavaForConditionalGeneration"
 """So is this one's, beside a tower's."""
+SHAPED: Final = "Qwen2_5_VLForConditionalGeneration"
+"""This one's lies flat beside a tower's, and its heads turn by three axes."""
 
 SIZES: Final[Mapping[str, Any]] = {
     "hidden_size": 256,
@@ -90,6 +92,15 @@ _TOWER: Final[Mapping[str, Any]] = {
     "image_size": 32,
     "patch_size": 8,
 }
+_SHAPED_TOWER: Final[Mapping[str, Any]] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": 4,
+    "window_size": 16,
+    "fullatt_block_indexes": [1],
+}
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "DeepseekV2ForCausalLM": {
         **_LATENT, "q_lora_rank": None, "topk_method": "greedy", "scoring_func": "softmax",
@@ -107,6 +118,7 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     SIGHTED: {"model_type": "llama"},
     "MistralForCausalLM": {"sliding_window": 128},
     "Qwen2ForCausalLM": {},
+    SHAPED: {},
     "Qwen3ForCausalLM": {},
     "Qwen3MoeForCausalLM": _EXPERTS,
     "Qwen3NextForCausalLM": {**_HYBRID, **_SHARED},
@@ -123,6 +135,13 @@ def config_of(architecture: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, 
         own = {"text_config": own, "tie_word_embeddings": False}
     if architecture == SIGHTED:
         own = {"text_config": own, "vision_config": _TOWER, "image_token_id": 5}
+    if architecture == SHAPED:
+        pairs = own["head_dim"] // 2
+        others = (pairs - pairs // 4) // 2
+        sections = [pairs - 2 * others, others, others]
+        tower = {**_SHAPED_TOWER, "out_hidden_size": own["hidden_size"]}
+        rope = {"type": "mrope", "mrope_section": sections}
+        own = {**own, "rope_scaling": rope, "vision_config": tower, "image_token_id": 5}
     return {"architectures": [architecture], **own}
 
 

@@ -13,6 +13,7 @@ Invariants:
 from __future__ import annotations
 
 import io
+import math
 import warnings
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -22,10 +23,12 @@ from PIL import Image, ImageOps
 
 from mlxd_shared import config
 from mlxd_shared.domain.chats import IMAGE_FORMATS
-from mlxd_worker.vision.asking import NAME_NBYTES
+from mlxd_worker.vision.asking import NAME_NBYTES, grid_bytes
 
 _MPO: Final = "MPO"
 """What Pillow calls a JPEG that has an index of further ones behind it."""
+ASPECT_MAX: Final = 200
+"""How much longer one side may be where an image keeps its shape: as its processor has it."""
 
 
 class Refused(Exception):
@@ -39,11 +42,14 @@ class Target:
     side: int
     shorter_side: int | None
     resample: int
+    pixels_min: int | None = None
+    pixels_max: int | None = None
 
 
 def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes, bytes]:
     """Return an image's name, and its pixels: `side` rows of as many, 8 bits a colour.
 
+    Where it keeps its shape, how many rows and columns of such squares there are is before them.
     media_type: what the file must be; empty: any of those that are read.
 
     Raises:
@@ -67,7 +73,11 @@ def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes
     name = blake2b(digest_size=NAME_NBYTES)
     name.update(b"%d %d " % upright.size)
     name.update(upright.tobytes())
-    return name.digest(), _fit(upright, target).tobytes()
+    seen = _fit(upright, target)
+    if target.pixels_max is None:
+        return name.digest(), seen.tobytes()
+    grid = grid_bytes(seen.height // target.side, seen.width // target.side)
+    return name.digest(), grid + seen.tobytes()
 
 
 def _open(content: bytes) -> Image.Image:
@@ -92,6 +102,9 @@ def _check_header(image: Image.Image, media_type: str) -> None:
 def _fit(image: Image.Image, target: Target) -> Image.Image:
     """Return an image as it is seen."""
     side, shorter = target.side, target.shorter_side
+    if target.pixels_max is not None:
+        size = shaped_size(*image.size, target)
+        return image.resize(size, Image.Resampling(target.resample))
     if shorter is None:
         return image.resize((side, side), Image.Resampling(target.resample))
     width, height = image.size
@@ -102,6 +115,32 @@ def _fit(image: Image.Image, target: Target) -> Image.Image:
     resized = image.resize(size, Image.Resampling(target.resample))
     left, top = (size[0] - side) // 2, (size[1] - side) // 2
     return resized.crop((left, top, left + side, top + side))
+
+
+def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
+    """Return the width and height of an image that keeps its shape: multiples of `side`.
+
+    The nearest ones, or where these have too many pixels the next smaller ones of the image made
+    smaller as a whole; where too few, the next larger ones. As Qwen2-VL's processor rounds.
+
+    Raises:
+        Refused: it is too long for its width, or has more places than an image may have.
+    """
+    if max(width, height) > ASPECT_MAX * min(width, height):
+        raise Refused(f"{width} x {height} pixels: too long for its width")
+    side, least, most = target.side, target.pixels_min or 1, target.pixels_max or 1
+    columns, rows = round(width / side), round(height / side)
+    pixels = rows * columns * side**2
+    if pixels > most:
+        factor = math.sqrt(width * height / most)
+        columns, rows = (max(1, math.floor(each / factor / side)) for each in (width, height))
+    elif pixels < least:
+        factor = math.sqrt(least / (width * height))
+        columns, rows = (math.ceil(each * factor / side) for each in (width, height))
+    if rows * columns > config.IMAGE_PLACES_MAX:
+        most_places = config.IMAGE_PLACES_MAX
+        raise Refused(f"takes {rows * columns} tokens; an image takes at most {most_places}")
+    return columns * side, rows * side
 
 
 def _short(error: Exception) -> str:

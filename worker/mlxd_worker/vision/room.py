@@ -2,7 +2,8 @@
 
 Invariants:
 - This process parses no image: it sends a file's bytes to a child, and takes pixels of a size that
-  it knows before. The images of at most IMAGE_READS_MAX requests are decoded at once, and at most
+  it knows before, or of rows and columns that come with them, up to a size that it knows. The
+  images of at most IMAGE_READS_MAX requests are decoded at once, and at most
   IMAGE_READS_WAITING_MAX more wait.
 - An image is done after IMAGE_READ_S, a request's images after IMAGES_READ_S, and all of them when
   their stream leaves: the child is killed then, and replaced when needed. Whatever a file does to
@@ -27,7 +28,7 @@ from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
 from mlxd_worker.killable.pool import Pool
 from mlxd_worker.killable.questions import Closed, Died, Late, Stop
 from mlxd_worker.rooms.askers import Askers
-from mlxd_worker.vision.asking import BAD, COMMAND, GOOD, NAME_NBYTES, question_of
+from mlxd_worker.vision.asking import BAD, COMMAND, GOOD, NAME_NBYTES, grid_of, question_of
 from mlxd_worker.vision.sight import Sight
 
 
@@ -39,6 +40,8 @@ class Pixels:
     """Of no other image."""
     colours: bytes
     """Rows of pixels, 8 bits for each of three colours."""
+    grid: tuple[int, int] | None = None
+    """Rows and columns of its places, where it keeps its shape."""
 
 
 @dataclass(slots=True)
@@ -159,8 +162,11 @@ class ImageRoom:
             problem = answer[len(BAD) :].decode(errors="replace")
             raise InvalidRequest.of(field, problem[: config.CHAT_PROBLEM_CHARS_MAX])
         named = answer[len(GOOD) :]
-        name, colours = named[:NAME_NBYTES], named[NAME_NBYTES:]
-        if len(colours) != sight.sizes.pixels_nbytes:
+        name, shown = named[:NAME_NBYTES], named[NAME_NBYTES:]
+        sizes = sight.sizes
+        grid, colours = grid_of(shown) if sizes.varies else (None, shown)
+        tokens = sizes.tokens if grid is None else grid[0] * grid[1]
+        if not 1 <= tokens <= sizes.tokens or len(colours) != sizes.nbytes_of(tokens):
             raise InvalidRequest.of(field, "its decoder answered nonsense")
         # With the pixels themselves, so that a file that took its decoder over names none but them.
-        return Pixels(blake2b(name + colours, digest_size=NAME_NBYTES).digest(), colours)
+        return Pixels(blake2b(name + shown, digest_size=NAME_NBYTES).digest(), colours, grid)

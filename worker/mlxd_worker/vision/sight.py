@@ -36,7 +36,7 @@ class Sight:
     @property
     def target(self) -> dict[str, Any]:
         """What an image is to become, as the process that decodes it is told."""
-        names = ("side", "shorter_side", "resample")
+        names = ("side", "shorter_side", "resample", "pixels_min", "pixels_max")
         return {name: value for name, value in asdict(self.settings).items() if name in names}
 
 
@@ -46,7 +46,10 @@ def read_sight(source: Source, sizes: SightSizes | None) -> Sight | None:
     Raises:
         InvalidModel: its files do not say how images are made ready; names the file and the key.
     """
-    return None if sizes is None else Sight(sizes, read_image_settings(source, side=sizes.side))
+    if sizes is None:
+        return None
+    settings = read_image_settings(source, side=sizes.side, places_max=sizes.places_max)
+    return Sight(sizes, settings)
 
 
 def check_placeholder(sight: Sight, control_ids: Collection[int]) -> None:
@@ -71,11 +74,15 @@ class Placed:
 
 
 def place_images(
-    ids: Sequence[int], images: Sequence[tuple[bytes, bytes]], sizes: SightSizes
+    ids: Sequence[int],
+    images: Sequence[tuple[bytes, bytes]],
+    sizes: SightSizes,
+    grids: Sequence[tuple[int, int] | None] = (),
 ) -> Placed:
     """Return a rendered prompt with its images in the places of their tokens. Pure.
 
-    images: the name and the pixels of each.
+    images: the name and the pixels of each. grids: the rows and columns of each one's places, where
+    they keep their shape.
 
     Raises:
         InvalidRequest: the template wrote more placeholders than there are images, or fewer, or
@@ -91,13 +98,15 @@ def place_images(
     keys: list[int] = []
     placed: list[Image] = []
     before = 0
-    for at, (name, pixels) in zip(places, images, strict=True):
+    grids = grids or (None,) * len(images)
+    for at, (name, pixels), grid in zip(places, images, grids, strict=True):
+        tokens = sizes.tokens if grid is None else grid[0] * grid[1]
         between = ids[before:at]
         all_ids += between
         keys += between
-        placed.append(Image(name, len(all_ids), sizes.tokens, pixels))
-        all_ids += [sizes.token_id] * sizes.tokens
-        keys += key_of_image(name, sizes.tokens)
+        placed.append(Image(name, len(all_ids), tokens, pixels, grid))
+        all_ids += [sizes.token_id] * tokens
+        keys += key_of_image(name, tokens)
         before = at + 1
     all_ids += ids[before:]
     keys += ids[before:]

@@ -59,6 +59,12 @@ def is_command(text: str) -> bool:
     return _COMMAND.match(text) is not None
 
 
+def is_known(text: str) -> bool:
+    """Return whether a message is a command that there is."""
+    first = next(iter(text.split(maxsplit=1)), "")
+    return is_command(text) and (first in COMMANDS or first in _OTHER_NAMES)
+
+
 def perform(text: str, talk: Talk, folder: Path) -> Done:
     """Do what a command says, to `talk` and the chats in `folder`.
 

@@ -32,6 +32,8 @@ class Talk:
     """What the next message shows."""
     chats: bool = True
     """Whether the model has a template for chats; found out by the first message."""
+    sees: bool = False
+    """Whether it sees images, as the server says once it is loaded."""
 
     def say(self, text: str) -> ChatMessage:
         """Return the user's next message, with the images that wait for one."""

@@ -138,6 +138,7 @@ KEYS: Final[tuple[Key, ...]] = (
     _key("http.listen", Kind.ADDRESS, "serve.http", default="no HTTP"),
     _key("http.origins", Kind.TEXTS, "serve.http_origin", default="[]"),
     _key("http.no_agent_rules", Kind.FLAG, default="false"),
+    _key("http.image_urls", Kind.TEXTS, default="[]"),
     _key("router.listen", Kind.ADDRESS, "serve.router", default="no door for a router"),
     _key("router.models", Kind.TEXTS, "serve.router_model", default="[]"),
     _key("router.networks", Kind.TEXTS, "serve.router_network", default="[]"),

@@ -8,10 +8,12 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from mlxd import ChatMessage, ToolCall
+from mlxd import ChatMessage, ContentPart, ToolCall
+from mlxd_gateway.common.failures import BadField
+from mlxd_gateway.common.images import image_of_url
 from mlxd_gateway.openai.requests import Refusal
 from mlxd_gateway.openai.responses import items as i
 
@@ -42,6 +44,7 @@ class _Turn:
         """Take an item in."""
         match item:
             case i.Message():
+                _refuse_images(item.content, f"{place}.content")
                 self.texts.append(text_of(item.content))
             case i.Reasoning():
                 parts = item.content or item.summary or ()
@@ -94,12 +97,13 @@ class Conversation:
                     self._turn.add(item, place)
                 case i.Message():
                     self._end_turn()
-                    self._add(ChatMessage(item.role, text_of(item.content)), place)
+                    text, parts = _content(item.content, f"{place}.content")
+                    self._add(ChatMessage(item.role, text, parts=parts), place)
                 case i.FunctionCallOutput():
                     self._end_turn()
                     self._names[f"{self._next}.content"] = f"{place}.output"
                     self._names[f"{self._next}.tool_call_id"] = f"{place}.call_id"
-                    self._add(_result(item), place)
+                    self._add(_result(item, f"{place}.output"), place)
 
     def end(self) -> tuple[tuple[ChatMessage, ...], dict[str, str]]:
         """Return the messages, and the request's names of the wire's fields of them."""
@@ -123,13 +127,40 @@ class Conversation:
         self._messages.append(turn.message())
 
 
-def _result(item: i.FunctionCallOutput) -> ChatMessage:
-    text = text_of(item.output)
-    return ChatMessage("tool", text, tool_call_id=item.call_id, name=item.name or "")
+def _result(item: i.FunctionCallOutput, place: str) -> ChatMessage:
+    text, parts = _content(item.output, place)
+    call_id, name = item.call_id, item.name or ""
+    return ChatMessage("tool", text, tool_call_id=call_id, name=name, parts=parts)
+
+
+def _content(content: str | Sequence[i.Part], place: str) -> tuple[str, tuple[ContentPart, ...]]:
+    """Return a message's text and its parts: where it shows images these say all, in order.
+
+    Raises:
+        BadField: an image is none.
+    """
+    if isinstance(content, str) or not any(isinstance(part, i.InputImage) for part in content):
+        return text_of(content), ()
+    return "", tuple(_part(part, f"{place}[{index}]") for index, part in enumerate(content))
+
+
+def _part(part: i.Part, place: str) -> ContentPart:
+    if not isinstance(part, i.InputImage):
+        return ContentPart(text_of([part]))
+    if part.image_url is None:
+        raise BadField(f"{place}.image_url", "is needed")
+    return image_of_url(part.image_url, f"{place}.image_url")
+
+
+def _refuse_images(content: str | Sequence[i.Part], place: str) -> None:
+    """Refuse images that an assistant is said to have shown: its texts become one message."""
+    for index, part in enumerate(content):
+        if isinstance(part, i.InputImage):
+            raise BadField(f"{place}[{index}].type", "a message of user or tool has images")
 
 
 def text_of(content: str | Iterable[i.Part]) -> str:
-    """Return the text of a content; what is no text was refused before."""
+    """Return the text of a content; what is neither text nor image was refused before."""
     if isinstance(content, str):
         return content
     texts: list[str] = []

@@ -16,8 +16,9 @@ from starlette.routing import Route
 
 from mlxd import InvalidRequest, ModelNotFound
 from mlxd_gateway.common.bodies import query_reader_of, reader_of
-from mlxd_gateway.common.endpoints import client_of, generation_of, owner_of
+from mlxd_gateway.common.endpoints import client_of, generation_of, owner_of, translate
 from mlxd_gateway.common.failures import BadField, Failure, FailureKind, Refused
+from mlxd_gateway.common.fetching import fetch_links
 from mlxd_gateway.common.responses import (
     EVENT_STREAM,
     gather,
@@ -30,7 +31,6 @@ from mlxd_gateway.openai.responses.answers import Keep, ResponseWriter
 from mlxd_gateway.openai.responses.asks import PREVIOUS, ask_response
 from mlxd_gateway.openai.responses.heads import Head, head_of
 from mlxd_gateway.openai.responses.inputs import add_types, read_items, read_output, write_input
-from mlxd_gateway.openai.responses.items import Item
 from mlxd_gateway.openai.responses.outputs import Object
 from mlxd_gateway.openai.responses.store import Kept, ResponseStore
 from mlxd_shared import config
@@ -61,9 +61,16 @@ def store_of(request: Request) -> ResponseStore:
 async def create_response(request: Request) -> Response:
     """POST /v1/responses."""
     body = await _read_request(request)
+    await fetch_links(request, body)
     head = head_of(body, uuid4().hex, int(time.time()))
-    ask = ask_response(body, _history(request, body.previous_response_id))
-    generation = generation_of(request, ask)
+    kept = _kept_before(request, body.previous_response_id)
+    history = [
+        item for each in kept for item in (*read_items(each.input), *read_output(each.response))
+    ]
+    ask = functools.partial(ask_response, history=history)
+    kept_nbytes = sum(each.nbytes for each in kept)
+    whole = await translate(request, ask, body, kept_nbytes=kept_nbytes)
+    generation = generation_of(request, whole)
     writer = ResponseWriter(head, _keeper(request, body, head))
     if body.stream:
         return await stream(
@@ -72,8 +79,8 @@ async def create_response(request: Request) -> Response:
     return json_response(writer.whole(await gather(request, generation)))
 
 
-def _history(request: Request, previous_id: str | None) -> list[Item]:
-    """Return all items of the response that a request goes on from, and of those before it.
+def _kept_before(request: Request, previous_id: str | None) -> list[Kept]:
+    """Return the response that a request goes on from behind those before it.
 
     Raises:
         Refused: it is not there, or one before it is not.
@@ -91,9 +98,7 @@ def _history(request: Request, previous_id: str | None) -> list[Item]:
     if sum(each.nbytes for each in kept) > config.HTTP_BODY_BYTES_MAX:
         limit = config.HTTP_BODY_BYTES_MAX
         raise BadField(PREVIOUS, f"what it goes on from has at most {limit} bytes in all")
-    return [
-        item for each in kept for item in (*read_items(each.input), *read_output(each.response))
-    ]
+    return kept
 
 
 def _keeper(request: Request, body: r.ResponseRequest, head: Head) -> Keep:

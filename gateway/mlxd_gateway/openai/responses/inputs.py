@@ -127,6 +127,9 @@ def _write_parts(parts: Iterable[i.Part]) -> list[Object]:
                 written.append({"type": "refusal", "refusal": part.refusal})
             case i.InputText():
                 written.append({"type": "input_text", "text": part.text})
+            case i.InputImage():
+                image = {"type": "input_image", "image_url": part.image_url, "detail": "auto"}
+                written.append(image)
             case i.OutputText():
                 written.append({"type": "output_text", "text": part.text, "annotations": []})
     return written

@@ -5,22 +5,22 @@ A model's answer is made of the same items, and so is what is kept of a conversa
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Literal, TypeAlias, Union
+from typing import TYPE_CHECKING, Annotated, ClassVar, Literal, TypeAlias, Union
 
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT, Foreign, foreign, honour, pass_over
-from mlxd_gateway.openai.requests import NO_IMAGES, NO_SIGHT, SENT_BACK, Refusal
+from mlxd_gateway.common.fates import ABSENT, Foreign, foreign, honour, pass_over, turn_down
+from mlxd_gateway.common.images import URL_HELP, Linked
+from mlxd_gateway.openai.requests import NO_SIGHT, SENT_BACK, SIGHT_ALIKE, Refusal
 
 NO_TOOLS = "tools run with the client, not here"
 NO_CUSTOM = "tools are functions here"
 UNSEEN = "models are not shown it"
 
-_ImageOrFile = (
-    *foreign(NO_IMAGES, "input_image"),
-    *foreign(NO_SIGHT, "input_file", "input_audio"),
-)
+NO_FILES = "files are not kept here: send the image itself"
+
+_File = foreign(NO_SIGHT, "input_file", "input_audio")
 _OtherItem = (
     *foreign(
         NO_TOOLS,
@@ -57,6 +57,16 @@ class InputText(msgspec.Struct, tag="input_text", forbid_unknown_fields=True):
     """A part of what is said to a model."""
 
     text: str
+    prompt_cache_breakpoint: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
+
+
+class InputImage(Linked, tag="input_image", forbid_unknown_fields=True):
+    """A part of what is shown to a model."""
+
+    link_field: ClassVar[str] = "image_url"
+    image_url: Annotated[str | None, honour(URL_HELP)] = None
+    file_id: Annotated[str | None, turn_down(NO_FILES)] = None
+    detail: Annotated[Raw, pass_over(SIGHT_ALIKE)] = ABSENT
     prompt_cache_breakpoint: Annotated[Raw, pass_over("prefixes are kept by themselves")] = ABSENT
 
 
@@ -106,11 +116,11 @@ class Reasoning(msgspec.Struct, tag="reasoning", forbid_unknown_fields=True):
 
 
 if TYPE_CHECKING:
-    Part: TypeAlias = InputText | OutputText | Refusal | Foreign
-    ResultPart: TypeAlias = InputText | Foreign
+    Part: TypeAlias = InputText | InputImage | OutputText | Refusal | Foreign
+    ResultPart: TypeAlias = InputText | InputImage | Foreign
 else:
-    Part = Union[(InputText, OutputText, Refusal, *_ImageOrFile)]
-    ResultPart = Union[(InputText, *_ImageOrFile)]
+    Part = Union[(InputText, InputImage, OutputText, Refusal, *_File)]
+    ResultPart = Union[(InputText, InputImage, *_File)]
 
 
 class Message(msgspec.Struct, tag="message", forbid_unknown_fields=True):

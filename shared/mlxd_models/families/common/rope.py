@@ -78,6 +78,9 @@ class RopeConfig:
     scaling: Scaling | None = None
     interleaved: bool = False
     """Whether the pairs are neighbours rather than halves of the head."""
+    sections: tuple[int, int, int] | None = None
+    """How many pairs, one after another, turn by a token's time, by its height and by its width,
+    where these differ; None: all turn by its position."""
 
     @property
     def gain(self) -> float:

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from mlxd.v1 import inference_pb2 as pb
+from mlxd.v1 import model_pb2 as pb_model
 from mlxd_shared.domain import errors
 from tests.controller.cli.commands.prompts.test_run import READY, answer, conversations
 from tests.fakes.mlxd_server import Answers, serving
@@ -110,6 +111,30 @@ async def test_pasted_lines_are_one_message() -> None:
 
     assert conversations(fake)[0] == [("user", "def f():\n    return 1\n")]
     assert conversations(fake)[1][-1] == ("user", "one\ntwo")
+
+
+@pytest.mark.asyncio
+async def test_a_dropped_path_shows_its_image(tmp_path: Path) -> None:
+    """It begins with a slash and is no command; the words behind it are the message."""
+    image = tmp_path / "cat.png"
+    image.write_bytes(b"pixels")
+    ready = pb_model.LoadModelResponse()
+    ready.CopyFrom(READY)
+    ready.model.has_vision = True
+    async with (
+        serving(Answers(load=[ready], generate=answer("Yes"))) as fake,
+        on_terminal("run", "demo", "--address", fake.address, term=XTERM) as screen,
+    ):
+        await at_prompt(screen)
+        screen.type(f"{PASTE_BEGIN}{image} {PASTE_END}what?\r")
+        await screen.until_shown("Yes")
+        shown = await at_prompt(screen)
+        screen.type(CTRL_D)
+        assert await screen.wait_ended() == 0
+    assert "cat.png goes with this message" in " ".join(shown.split())
+    (request,) = [r for r in fake.requests if isinstance(r, pb.GenerateRequest)]
+    (message,) = request.chat.messages
+    assert [(part.image, part.text) for part in message.parts] == [(b"pixels", ""), (b"", "what?")]
 
 
 @pytest.mark.asyncio

@@ -149,6 +149,11 @@ def test_variables_of_a_template() -> None:
     assert json.loads(own.variables_json) == {"reasoning_effort": "high"}
 
 
+def showing(image: dict[str, Any], role: str = "user") -> dict[str, Any]:
+    """Return a message that shows an image."""
+    return {"role": role, "content": [{"type": "input_image", **image}]}
+
+
 REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("top_logprobs", {"top_logprobs": 2}),
     ("text.format.schema", {"text": {"format": {"type": "json_schema", "name": "n"}}}),
@@ -159,8 +164,11 @@ REFUSED: list[tuple[str, dict[str, Any]]] = [
     ("tool_choice.type", {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}}),
     ("input[0].type", {"input": [{"id": "i"}]}),
     ("input[0].type", {"input": [{"type": "web_search_call", "id": "w"}]}),
-    ("input[0].content[0].type",
-     {"input": [{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]}),
+    ("input[0].content[0].image_url", {"input": [showing({"image_url": "x"})]}),
+    ("input[0].content[0].image_url", {"input": [showing({"image_url": "https://x/y.png"})]}),
+    ("input[0].content[0].image_url", {"input": [showing({})]}),
+    ("input[0].content[0].file_id", {"input": [showing({"file_id": "f"})]}),
+    ("input[0].content[0].type", {"input": [showing({"image_url": "x"}, "assistant")]}),
     ("background", {"background": True}),
     ("truncation", {"truncation": "auto"}),
     ("conversation", {"conversation": "conv_1"}),
@@ -173,6 +181,17 @@ def test_what_cannot_be_honoured_is_refused(field: str, fields: dict[str, Any]) 
     with pytest.raises(BadField) as caught:
         ask_of(**fields)
     assert caught.value.failure.field == field
+
+
+def test_an_image_is_named_as_the_request_names_it() -> None:
+    """Of a message and of a function's output, whatever the wire calls it."""
+    image = {"image_url": "data:image/png;base64,AA=="}
+    output = [{"type": "input_image", **image}]
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    result = {"type": "function_call_output", "call_id": "c", "output": output}
+    ask = ask_of(input=[showing(image), call, result])
+    assert ask.rename("chat.messages[0].parts[0].image") == "input[0].content[0]"
+    assert ask.rename("chat.messages[2].parts[0].image") == "input[2].output[0]"
 
 
 def test_items_are_counted_with_those_before_them() -> None:

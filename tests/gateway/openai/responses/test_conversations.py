@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from mlxd import ChatMessage, ToolCall
+from mlxd import ChatMessage, ContentPart, ToolCall
 from mlxd_gateway.openai.responses.conversations import Conversation
 from mlxd_gateway.openai.responses.inputs import add_types
 from mlxd_gateway.openai.responses.requests import ResponseRequest
@@ -18,6 +18,8 @@ THOUGHT = {"type": "reasoning", "id": "r", "summary": [], "content": [
     {"type": "reasoning_text", "text": "hm"}]}  # fmt: skip
 CALL = {"type": "function_call", "call_id": "c1", "name": "f", "arguments": '{"a":1}'}
 RESULT = {"type": "function_call_output", "call_id": "c1", "output": "rain"}
+SHOWN = {"type": "input_image", "image_url": "data:image/png;base64,AP8=", "detail": "low"}
+IMAGE = ContentPart(image=b"\x00\xff", media_type="image/png")
 
 
 def message_of(text: str) -> dict[str, Any]:
@@ -62,6 +64,10 @@ CASES: list[tuple[list[dict[str, Any]], list[ChatMessage]]] = [
      [ChatMessage("assistant", "no")]),
     ([{**RESULT, "name": "f", "output": [{"type": "input_text", "text": "sun"}]}],
      [ChatMessage("tool", "sun", tool_call_id="c1", name="f")]),
+    ([{"role": "user", "content": [SHOWN, {"type": "input_text", "text": "a"}]},
+      {**RESULT, "output": [{"type": "input_text", "text": "b"}, SHOWN]}],
+     [ChatMessage("user", parts=(IMAGE, ContentPart("a"))),
+      ChatMessage("tool", tool_call_id="c1", parts=(ContentPart("b"), IMAGE))]),
 ]  # fmt: skip
 
 

@@ -30,6 +30,8 @@ SENT: list[dict[str, Any]] = [
     {"type": "function_call_output", "call_id": "c", "output": "d", "name": "f"},
     {"type": "function_call_output", "call_id": "c", "output": [
         {"type": "input_text", "text": "e"}]},
+    {"role": "user", "content": [
+        {"type": "input_image", "image_url": "data:image/png;base64,AA=="}]},
 ]  # fmt: skip
 
 
@@ -68,7 +70,7 @@ def test_what_is_kept_of_an_input_reads_as_one_again() -> None:
     assert write_input(read_items(kept), "other") == kept
     items = json.loads(kept)
     assert [item["id"] for item in items] == [
-        "msg_u_i0", "msg_u_i1", "msg_u_i2", "rs_u_i3", "own", "fco_u_i5", "fco_u_i6",
+        "msg_u_i0", "msg_u_i1", "msg_u_i2", "rs_u_i3", "own", "fco_u_i5", "fco_u_i6", "msg_u_i7",
     ]  # fmt: skip
     assert items[0]["content"] == [{"type": "input_text", "text": "a"}]
     said = {"type": "output_text", "text": "b", "annotations": []}

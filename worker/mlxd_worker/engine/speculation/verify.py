@@ -32,7 +32,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import draw_all
 from mlxd_worker.engine.stepping.base import Run
-from mlxd_worker.models.base import Batch, Passes
+from mlxd_worker.models.base import Batch, Passes, shift_all
 
 Guesses = Mapping[RowId, Sequence[int]]
 """What rows guess in a step; a row without an entry guesses nothing."""
@@ -82,11 +82,13 @@ def _hidden_rows(
 ) -> mx.array:
     """Return the hidden rows after each token of each run, one run after another, lazy."""
     padded = [(*run, *[run[-1]] * (width - len(run))) for run in runs]
+    offsets = [row.offset for row in rows]
     batch = Batch(
         tokens=mx.array(padded, dtype=mx.int32),
-        offsets=mx.array([row.offset for row in rows], dtype=mx.int32),
-        lengths=tuple(row.offset + width for row in rows),
+        offsets=mx.array(offsets, dtype=mx.int32),
+        lengths=tuple(offset + width for offset in offsets),
         rows=tuple(row.id for row in rows),
+        turns=shift_all(offsets, [row.request.shift for row in rows]),
     )
     hidden = model.forward(batch, caches)
     if all(len(run) == width for run in runs):

@@ -78,7 +78,7 @@ class CompiledModel:
         To warm up: lone_row: whether a single row's pass is its own, or like one of several.
         least: so many flat tokens it is over at least, as a wider one would be.
         """
-        if batch.inlays:  # no compiled pass is given any
+        if batch.inlays or batch.turns is not None:  # no compiled pass is given any
             return self._model.forward(batch, caches)
         if caches is self._caches and self._caches.in_place:
             counts = batch.counts or (batch.width,) * len(batch.rows)

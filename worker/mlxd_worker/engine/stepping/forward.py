@@ -16,6 +16,7 @@ from dataclasses import replace
 import mlx.core as mx
 
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
 from mlxd_worker.models.base import Batch, Inlay, Passes
@@ -39,7 +40,7 @@ def prefill(
     takes the places of tokens, which are counted through all chunks.
     """
     caches.reserve_all({row.id: row.offset + len(tokens) for row, tokens in chunks})
-    batch = _batch_of(chunks)
+    batch = batch_of(chunks)
     hidden = model.forward(replace(batch, inlays=inlays) if inlays else batch, caches)
     along: list[mx.array] = []
     scored: list[tuple[Row, mx.array]] = []
@@ -65,11 +66,15 @@ def prefill(
         row.offset += len(tokens)
 
 
-def _batch_of(chunks: Sequence[RowChunk]) -> Batch:
+def batch_of(chunks: Sequence[RowChunk]) -> Batch:
+    """Return the batch of rows' next prompt tokens, without what takes the places of some."""
     if len(chunks) == 1:
         ((row, tokens),) = chunks
-        return Batch.prefill(tokens, row.offset, row.id)
-    return Batch.chunks([(tokens, row.offset, row.id) for row, tokens in chunks])
+        batch = Batch.prefill(tokens, row.offset, row.id)
+    else:
+        batch = Batch.chunks([(tokens, row.offset, row.id) for row, tokens in chunks])
+    turns = turns_of([(row.request.images, row.offset, len(tokens)) for row, tokens in chunks])
+    return batch if turns is None else replace(batch, turns=turns)
 
 
 def decode(model: Passes, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:
@@ -89,6 +94,7 @@ def next_tokens(rows: Sequence[Row]) -> Batch:
         [row.next_token() for row in rows],
         [row.offset for row in rows],
         [row.id for row in rows],
+        shifts=[row.request.shift for row in rows],
     )
 
 

@@ -14,8 +14,8 @@ import mlx.core as mx
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried, Run, Stepper, runs_of
-from mlxd_worker.engine.stepping.forward import draw_after, make_ready, next_tokens
-from mlxd_worker.models.base import Batch, JoiningPasses
+from mlxd_worker.engine.stepping.forward import batch_of, draw_after, make_ready, next_tokens
+from mlxd_worker.models.base import JoiningPasses
 
 
 class Joined:
@@ -48,7 +48,7 @@ class Joined:
         assert not self._apart.ahead, "a pass that takes a prompt along is never ahead"
         rows = make_ready(self._caches, rows)
         along = [(one.row, _tokens_of(one)) for one in carried]
-        batches = [Batch.prefill(tokens, row.offset, row.id) for row, tokens in along]
+        batches = [batch_of([chunk]) for chunk in along]
         hidden, *beside = self._model.forward_joined([next_tokens(rows), *batches], self._caches)
         last = [rest[-1:] for rest, one in zip(beside, carried, strict=True) if one.draws]
         hidden = mx.concatenate([hidden, *last], axis=0) if last else hidden

@@ -59,7 +59,9 @@ class LlamaModel(Decoder[Layer]):
                 for window in config.windows
             ],
         )
-        plain = not any(rotation.config.interleaved for rotation in rotations)
+        kinds = [rotation.config for rotation in rotations]
+        # The kernel that rotates as it writes knows positions alone.
+        plain = not any(kind.interleaved or kind.sections for kind in kinds)
         self._in_place = plain and not config.sinks
         self.capabilities = Capabilities(
             # On a CPU experts may look at their choice.
@@ -124,7 +126,7 @@ class LlamaModel(Decoder[Layer]):
         split = joined.reshape(-1, its.batch.width, heads, config.head_dim).transpose(0, 2, 1, 3)
         # Queries and keys rotate alike: one call for both.
         rotating = config.heads + config.kv_heads
-        rotated = layer.rotation(split[:, :rotating], its.batch.offsets, its.plan)
+        rotated = layer.rotation(split[:, :rotating], its.batch.turned, its.plan)
         queries, keys = rotated[:, : config.heads], rotated[:, config.heads :]
         return Asked(queries, keys, split[:, rotating:], its.plan, layer.scale, layer.sinks)
 

@@ -67,9 +67,10 @@ class Rotation:
     def __call__(self, heads: mx.array, offsets: mx.array, plan: StepPlan) -> mx.array:
         """Rotate `[N, heads, width, head_dim]`; row i's first position is `offsets[i]`; lazy.
 
+        offsets: int32 [N]; or [3, N, width], each token's place on three axes (`config.sections`).
         plan: of the pass, in which all layers share the angles where MLX would make them anew.
         """
-        if self._uses_fused(heads):
+        if offsets.ndim == 1 and self._uses_fused(heads):
             return mx.fast.rope(
                 heads,
                 self.dims,
@@ -86,7 +87,8 @@ class Rotation:
             for name, turn in (("cosines", mx.cos), ("sines", _signed_sines))
         )
         pairs = heads.reshape(count, -1, width, 2, half)
-        return (pairs * cosines + pairs[..., ::-1, :] * sines).reshape(heads.shape)
+        turned = pairs * cosines + pairs[..., ::-1, :] * sines
+        return turned.astype(heads.dtype).reshape(heads.shape)
 
     def _uses_fused(self, heads: mx.array) -> bool:
         """Tell whether MLX is to do it: on a CPU it takes it apart for each layer anew."""
@@ -95,8 +97,14 @@ class Rotation:
 
     def _angles(self, offsets: mx.array, width: int) -> mx.array:
         """Return by how many radians pairs turn, `[N, 1, width, 1, dims / 2]`."""
-        positions = offsets[:, None] + mx.arange(width, dtype=offsets.dtype)
-        return (positions.astype(mx.float32)[..., None] / self.periods())[:, None, :, None]
+        if offsets.ndim == 1:
+            positions = (offsets[:, None] + mx.arange(width, dtype=offsets.dtype))[..., None]
+        else:
+            assert self.config.sections is not None, "no other model's tokens stand on three axes"
+            counted = enumerate(self.config.sections)
+            axis_of = mx.array([axis for axis, count in counted for _ in range(count)])
+            positions = mx.moveaxis(mx.take(offsets, axis_of, axis=0), 0, -1)
+        return (positions.astype(mx.float32) / self.periods())[:, None, :, None]
 
     def periods(self) -> mx.array:
         """Return by how many positions each pair turns by one radian, lazy."""

@@ -131,6 +131,7 @@ def _lines(model: Model, facts: FileFacts | None) -> Iterator[tuple[str, str]]:
     yield "vocabulary", str(model.vocab_size or "")
     yield "chat template", "yes" if model.has_chat_template else "none: it continues texts"
     yield "embeddings", "made for them" if model.has_pooling else ""
+    yield "images", "seen in chats" if model.has_vision else ""
     if model.state is ModelState.READY:
         yield "in memory", f"{format_bytes(model.resident_nbytes)} on {model.device}"
         yield "in force", f"{model.rows_max} rows, {out.form(model)}"

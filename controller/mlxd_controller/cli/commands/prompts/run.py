@@ -22,7 +22,7 @@ import typer
 from mlxd import Client
 from mlxd_controller.cli import options as o
 from mlxd_controller.cli import outcome
-from mlxd_controller.cli.chat import slash
+from mlxd_controller.cli.chat import pictures, slash
 from mlxd_controller.cli.chat.answering import Answerer, answer_once
 from mlxd_controller.cli.chat.editor import Editor, Interrupted, open_lines
 from mlxd_controller.cli.chat.talk import Talk, read_variable
@@ -35,9 +35,10 @@ from mlxd_controller.cli.grouping import Session, Work, ask_or_start_server
 from mlxd_controller.cli.security import Server
 from mlxd_controller.cli.state import state_folder
 from mlxd_controller.cli.terminal.progress import ByteBar
-from mlxd_shared.config import IMAGE_BYTES_MAX, IMAGES_MAX
+from mlxd_shared.config import IMAGES_MAX
 from mlxd_shared.domain.chats import ContentPart
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
+from mlxd_shared.ops.terminal import escape_line
 
 ModelOrPath = Annotated[
     str, named_model("A name, alias or digest, or a folder (./NAME).", metavar="MODEL")
@@ -114,7 +115,10 @@ class Chatting:
         paths = self.image or []
         if len(paths) > IMAGES_MAX:
             outcome.usage_error(f"--image: at most {IMAGES_MAX}, not {len(paths)}")
-        return tuple(map(_read_image, paths))
+        try:
+            return tuple(map(pictures.read_image, paths))
+        except pictures.ImageNotUsable as error:
+            outcome.usage_error(f"--image: {error}")
 
     def read_tools(self) -> tuple[Tool, ...]:
         """Return the tools of --tools."""
@@ -122,17 +126,6 @@ class Chatting:
             return () if self.tools is None else read_tools(self.tools)
         except ToolsNotUsable as error:
             outcome.usage_error(f"--tools: {error}")
-
-
-def _read_image(path: Path) -> ContentPart:
-    try:
-        with path.expanduser().open("rb") as file:
-            content = file.read(IMAGE_BYTES_MAX + 1)
-    except OSError as error:
-        outcome.usage_error(f"--image: {path}: {error.strerror}")
-    if not 0 < len(content) <= IMAGE_BYTES_MAX:
-        outcome.usage_error(f"--image: {path}: 1 to {IMAGE_BYTES_MAX} bytes")
-    return ContentPart(image=content)
 
 
 @ask_or_start_server
@@ -211,6 +204,7 @@ def _chat(where: Server, talk: Talk, history: Path | None) -> NoReturn:
                 answer=lambda text: _answer_next(partial(answerer.answer, text), where.flags),
                 again=lambda: _answer_next(answerer.answer_again, where.flags),
                 command=lambda text: _perform(text, talk),
+                look=lambda text: _look(text, talk),
             )
             code = outcome.ExitCode.OK
         except (Interrupted, KeyboardInterrupt):
@@ -239,10 +233,12 @@ def converse(
     answer: Callable[[str], None],
     again: Callable[[], None],
     command: Callable[[str], slash.After],
+    look: Callable[[str], str] = str,
 ) -> None:
     """Answer messages until the input ends or a command ends the chat.
 
-    again: answers the last message anew.
+    again: answers the last message anew. look: takes the images out of what was typed, and returns
+    what there is to say or to do; empty: nothing.
 
     Raises:
         Interrupted: Ctrl-C at the prompt.
@@ -253,6 +249,7 @@ def converse(
             text = editor.message()
             if text is None:
                 return
+            text = look(text)
             if slash.is_command(text):
                 after = command(text)
                 goes_on = after is not slash.After.END
@@ -262,6 +259,25 @@ def converse(
                 answer(text)
         except KeyboardInterrupt:
             continue  # too late for an answer, too early for the prompt
+
+
+def _look(text: str, talk: Talk) -> str:
+    """Take the images out of a message; one that cannot be shown leaves nothing to answer."""
+    if slash.is_known(text):
+        return text
+    message = pictures.find_images(text)
+    if message.paths and not talk.sees:
+        outcome.complain(f"{talk.model} does not see images: the path stays text")
+        return text
+    try:
+        pictures.take_images(talk, message.paths)
+    except pictures.ImageNotUsable as error:
+        outcome.complain(escape_line(str(error)))
+        return ""
+    for path in message.paths:
+        when = "this" if message.text else "your next"
+        outcome.say(f"{escape_line(path.name)} goes with {when} message")
+    return message.text
 
 
 def _perform(text: str, talk: Talk) -> slash.After:
@@ -291,4 +307,4 @@ async def _load(client: Client, talk: Talk) -> None:
         with ByteBar("waiting", quiet=not sys.stderr.isatty()) as bar:
             async for update in updates:
                 bar.show_load(update.model)
-                talk.model = update.model.name
+                talk.model, talk.sees = update.model.name, update.model.has_vision

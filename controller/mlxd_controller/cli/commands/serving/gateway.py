@@ -9,7 +9,7 @@ import typer
 
 from mlxd_controller.cli.commands.serving.serve import allow_open_files
 from mlxd_controller.cli.grouping import spread_groups
-from mlxd_controller.cli.http import NoAgentRules, Origins
+from mlxd_controller.cli.http import ImageUrls, NoAgentRules, Origins
 from mlxd_controller.cli.outcome import usage_error
 from mlxd_controller.cli.security import GatewayListener, Reach, server
 from mlxd_controller.gateway import check_usable, command_of
@@ -31,6 +31,7 @@ def gateway(
     own: Reach,
     origin: Origins = None,
     no_agent_rules: NoAgentRules = False,
+    image_urls: ImageUrls = None,
     listener: GatewayListener,
     allow_remote: Annotated[
         bool,
@@ -48,7 +49,7 @@ def gateway(
     serves.
     """
     try:
-        check_usable(origin or ())
+        check_usable(origin or (), image_urls or ())
     except InvalidRequest as error:
         usage_error(error.describe())
     where = server(context, own)
@@ -64,6 +65,7 @@ def gateway(
             "allow_remote": allow_remote,
             "origins": origin or [],
             "agent_rules": not no_agent_rules,
+            "image_urls": image_urls or [],
             "address": where.address,
             "controller_tls_ca": channel.tls_ca,
             "controller_tls_cert": channel.tls_cert,

@@ -223,6 +223,7 @@ def serve(
         http=http.http,
         http_origins=tuple(http.http_origin or ()),
         http_agent_rules=not http.no_agent_rules,
+        http_image_urls=tuple(http.image_urls or ()),
         router=router.door(),
         fleet=fleet.place(),
         preload=tuple(serving.preload or ()),
@@ -271,9 +272,11 @@ def _check(settings: ServeSettings) -> None:
         usage_error("--http-origin needs --http")
     if not settings.http_agent_rules and settings.http is None:
         usage_error("--no-agent-rules needs --http")
+    if settings.http_image_urls and settings.http is None:
+        usage_error("--image-urls needs --http")
     if settings.http is not None:
         try:
-            check_usable(settings.http_origins)
+            check_usable(settings.http_origins, settings.http_image_urls)
         except InvalidRequest as error:
             usage_error(error.describe())
     if settings.fleet is not None:

@@ -1,5 +1,7 @@
 // A conversation: what was said, and how an answer grows by its events. Pure.
 
+import { contentOf } from "./images.js";
+
 /**
  * @typedef {object} Call a tool call of an answer
  * @property {string} id
@@ -12,6 +14,7 @@
  * @typedef {object} Turn
  * @property {"user" | "assistant"} role
  * @property {string} text
+ * @property {import("./images.js").Picture[]} pictures of a user's message, shown before its text
  * @property {string} reasoning
  * @property {Call[]} calls
  * @property {"" | "writing" | "done" | "stopped" | "failed"} state of an answer
@@ -22,11 +25,12 @@
 /**
  * @param {"user" | "assistant"} role
  * @param {string} [text]
+ * @param {import("./images.js").Picture[]} [pictures]
  * @returns {Turn}
  */
-export function turn(role, text = "") {
+export function turn(role, text = "", pictures = []) {
   const state = role === "assistant" ? "writing" : "";
-  return { role, text, reasoning: "", calls: [], state, tokens: 0, note: "" };
+  return { role, text, pictures, reasoning: "", calls: [], state, tokens: 0, note: "" };
 }
 
 /**
@@ -65,9 +69,9 @@ function callOf(sent) {
  */
 export function messagesOf(turns, system) {
   const messages = system ? [{ role: "system", content: system }] : [];
-  for (const { role, text, calls } of turns) {
+  for (const { role, text, pictures, calls } of turns) {
     if (role === "user") {
-      messages.push({ role, content: text });
+      messages.push({ role, content: contentOf(text, pictures) });
     } else if (text || calls.length > 0) {
       const sent = calls.map(({ id, name, args }) => ({
         id, type: "function", function: { name, arguments: args },

@@ -62,7 +62,7 @@ export function ChatView({ models, hidden }) {
     }
   };
 
-  const send = (text) => answer([...turns, turn("user", text)]);
+  const send = (text, pictures) => answer([...turns, turn("user", text, pictures)]);
   const answerCall = (index, id, result) => {
     const calls = turns[index].calls.map((call) => (call.id === id ? { ...call, result } : call));
     const now = turns.map((each, at) => (at === index ? { ...each, calls } : each));
@@ -104,6 +104,8 @@ export function ChatView({ models, hidden }) {
           writes=${writes}
           ready=${Boolean(model) && openCalls(turns).length === 0}
           continues=${model?.chats === false}
+          sees=${Boolean(model?.chats && model.sees)}
+          shown=${turns.flatMap(({ pictures }) => pictures)}
           onSend=${send}
           onStop=${() => writing.current?.abort()}
         />

@@ -2,6 +2,7 @@
 
 import { html, useState } from "../lib/ui.js";
 import { piecesOf } from "../lib/chat.js";
+import { Shown } from "./pictures.js";
 
 /** @param {{turns: import("../lib/chat.js").Turn[], onResult: Function}} props */
 export function Turns({ turns, onResult }) {
@@ -12,8 +13,9 @@ export function Turns({ turns, onResult }) {
           <li key=${index} class=${`turn ${turn.role}`}>
             <h3>${turn.role === "user" ? "You" : "Model"}</h3>
             ${turn.reasoning && html`<${Reasoning} turn=${turn} />`}
+            <${Shown} pictures=${turn.pictures} />
             ${turn.role === "user"
-              ? html`<p class="text">${turn.text}</p>`
+              ? turn.text && html`<p class="text">${turn.text}</p>`
               : html`<${Pieces} text=${turn.text} />`}
             ${turn.calls.map(
               (call) => html`<${ToolCall}

@@ -26,6 +26,7 @@ async def test_a_model_is_shown_with_what_its_files_say(tmp_path: Path) -> None:
     (folder / "README.md").write_text('---\ntags: [a]\nlicense: "apache-2.0"  # yes\n---\n# Tiny\n')
     known = replies.model()
     known.path, known.digest, known.has_chat_template = str(folder), model_digest(folder), True
+    known.has_vision = True
     async with serving(Answers(models=[known])) as fake:
         where = ("--address", fake.address)
         ran, named = await mlxd("show", "demo", *where), await mlxd("show", "x", "--json", *where)
@@ -39,12 +40,14 @@ async def test_a_model_is_shown_with_what_its_files_say(tmp_path: Path) -> None:
     assert lines["licence"] == "apache-2.0"
     assert lines["context"] == "1024 tokens, 512 in force"
     assert lines["chat template"] == "yes"
+    assert lines["images"] == "seen in chats"
     assert "temperature 0.5, top_k 40" in lines["defaults"]
     assert (lines["digest"], lines["path"]) == (known.digest, str(folder))
     assert named.out == wide.out
     (shown,) = named.objects
     assert shown["files"]["parameters"] == int(lines["parameters"])
     assert shown["state"] == "ready"
+    assert shown["has_vision"] is True
 
 
 @pytest.mark.asyncio
@@ -64,7 +67,7 @@ async def test_of_another_s_files_nothing_is_said() -> None:
     """Where the server's path is none here, or another model's."""
     async with serving(Answers(models=[replies.model()])) as fake:
         ran = await mlxd("show", "demo", "--address", fake.address)
-    assert (ran.code, "parameters" in ran.out) == (0, False)
+    assert (ran.code, "parameters" in ran.out, "images" in ran.out) == (0, False, False)
     assert read_facts(DEMO, "sha256:other") is None
     facts = read_facts(DEMO, model_digest(DEMO))
     assert facts is not None

@@ -1,0 +1,153 @@
+"""The models of a fleet: this machine's own, and behind them those that only its nodes have.
+
+Invariants:
+- A name means what it means to this machine's store. Only a name that nothing here has is looked
+  for on nodes; of two nodes with one name the first, by its own name, has it. NODE:NAME is always
+  a name of a node's model.
+- What is here is never taken for a node's: a digest that this machine's store has is its model.
+- Nodes are asked side by side, at most once in FLEET_LISTING_S. One that does not answer, or is
+  lost, keeps what it has said: its models may have been copied to others.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+from types import MappingProxyType
+
+from mlxd_controller.fleet.errors import NodeLost
+from mlxd_controller.fleet.node import Node
+from mlxd_controller.runtime.hearing import hear
+from mlxd_controller.runtime.ports import BrokenRef, ModelRef, ModelStore
+from mlxd_controller.store.load_defaults import LoadDefaults, find_defaults
+from mlxd_controller.store.naming import beginning_of_digest
+from mlxd_controller.store.shelf import is_name
+from mlxd_shared import config
+from mlxd_shared.domain.errors import InvalidRequest, MlxdError, ModelNotFound
+from mlxd_shared.ops.logs import get_logger
+
+_log = get_logger("fleet")
+
+
+class FleetStore:
+    """Implements ports.ModelStore. Paths, names that loads give, and aliases are this machine's."""
+
+    def __init__(
+        self,
+        own: ModelStore,
+        nodes: Mapping[str, Node],
+        *,
+        load_defaults: LoadDefaults = MappingProxyType({}),
+    ) -> None:
+        """Ask nobody yet. load_defaults: the configured defaults for loads."""
+        self._own = own
+        self._nodes = nodes
+        self._load_defaults = load_defaults
+        self._listed: dict[str, tuple[ModelRef, ...]] = {}
+        self._refs: dict[str, ModelRef] = {}
+        self._names: dict[str, ModelRef] = {}
+        self._turn = asyncio.Lock()
+        self._due_s = -math.inf
+
+    async def resolve(self, name: str) -> ModelRef:
+        """Return the model for a name, alias or digest; see the port."""
+        try:
+            return await self._own.resolve(name)
+        except ModelNotFound:
+            await self._look()
+            ref = self._names.get(name) or self._find_by_digest(name)
+            if ref is None:
+                raise
+            return self._own.find_known(ref.digest) or ref
+
+    def only_name(self) -> str:
+        """Return the default name: the only one named to the server."""
+        return self._own.only_name()
+
+    async def inspect(self, path: Path, *, name: str) -> ModelRef:
+        """Return the model of a folder of this machine; see the port."""
+        return await self._own.inspect(path, name=name)
+
+    async def add(
+        self, path: Path, *, name: str, in_use: Callable[[], Collection[str]] = tuple
+    ) -> ModelRef:
+        """Add a folder of this machine; see the port."""
+        return await self._own.add(path, name=name, in_use=in_use)
+
+    def use(self, name: str) -> None:
+        """Note a request for this name; see the port."""
+        self._own.use(name)
+
+    async def forget(
+        self, name: str, *, in_use: Callable[[], Collection[str]] = tuple
+    ) -> tuple[str, ...]:
+        """Forget a name that a load gave; see the port."""
+        return await self._own.forget(name, in_use=in_use)
+
+    def telling(self, listener: Callable[[str], None]) -> AbstractContextManager[None]:
+        """Report each forgotten name while the body runs; see the port."""
+        return self._own.telling(listener)
+
+    async def list_models(self) -> tuple[ModelRef | BrokenRef, ...]:
+        """Return every model once, sorted by name."""
+        await self._look()
+        own = await self._own.list_models()
+        digests = {ref.digest for ref in own if isinstance(ref, ModelRef)}
+        further = (ref for ref in self._refs.values() if ref.digest not in digests)
+        return tuple(sorted((*own, *further), key=lambda ref: ref.name))
+
+    def find_known(self, digest: str) -> ModelRef | None:
+        """Return the model with this digest, as it was last read."""
+        return self._own.find_known(digest) or self._refs.get(digest)
+
+    def _find_by_digest(self, name: str) -> ModelRef | None:
+        beginning = beginning_of_digest(name)
+        if beginning is None:
+            return None
+        matches = [ref for digest, ref in self._refs.items() if digest.startswith(beginning)]
+        if len(matches) > 1:
+            problem = f"the digests of {len(matches)} models begin with {name}: write more of one"
+            raise InvalidRequest.of("model", problem)
+        return matches[0] if matches else None
+
+    async def _look(self) -> None:
+        """Know what nodes have, as of a moment ago."""
+        clock = asyncio.get_running_loop().time
+        async with self._turn:
+            if clock() < self._due_s:
+                return
+            reached = [node for node in self._nodes.values() if not node.lost]
+            await asyncio.gather(*map(self._ask, reached))
+            own = await self._own.list_models()
+            aliases = (alias for ref in own if isinstance(ref, ModelRef) for alias in ref.aliases)
+            self._arrange({*(ref.name for ref in own), *aliases})
+            self._due_s = clock() + config.FLEET_LISTING_S
+
+    async def _ask(self, node: Node) -> None:
+        try:
+            refs = await hear(node.list_models(), limit_s=config.FLEET_SILENT_S)
+        except (NodeLost, MlxdError, TimeoutError) as error:
+            reason = str(error) or f"no answer for {config.FLEET_SILENT_S:.0f} s"
+            _log.warning("models not listed", node=node.name, reason=reason)
+        else:
+            self._listed[node.name] = refs
+
+    def _arrange(self, taken: Collection[str]) -> None:
+        """Give each model its names: none of `taken`, which are this machine's."""
+        self._refs, self._names = {}, {}
+        for node, refs in sorted(self._listed.items()):
+            for ref in refs:
+                if ref.digest in self._refs:
+                    continue  # it is listed once, as what the first of its nodes calls it
+                plain = [name for name in (ref.name, *ref.aliases) if name not in taken]
+                names = [name for name in plain if name not in self._names]
+                names += [name for name in (f"{node}:{ref.name}",) if is_name(name)]
+                names = names or [ref.digest]
+                fixed = find_defaults(self._load_defaults, (*names, ref.digest))
+                known = replace(ref, name=names[0], aliases=tuple(names[1:]), configured=fixed)
+                self._refs[ref.digest] = known
+                self._names |= dict.fromkeys(names, known)

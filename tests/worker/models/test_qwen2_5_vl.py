@@ -1,0 +1,255 @@
+"""Qwen2.5-VL against transformers' own, whose logits are in tests/data, and itself in pieces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
+
+import mlx.core as mx
+import pytest
+
+from mlxd_models.families.registry import REGISTRY
+from mlxd_models.files.image_settings import read_image_settings
+from mlxd_shared.config import IMAGE_PLACES_MAX
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.axes import turns_of
+from mlxd_worker.engine.request import Image
+from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
+from mlxd_worker.models.layers.windowed_tower import attend_bounded, lay_windows
+from tests.support.mlx_memory import live_nbytes
+from tests.support.qwen_vl_cases import CASES, COLUMNS, PIECES, PLACE, Case, golden_logits
+from tests.worker.tiny import caches_of, difference, load
+
+ROW = RowId(1)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A prompt, and what a model sees of its images."""
+
+    prompt: tuple[int, ...]
+    images: tuple[Image, ...] = ()
+    features: tuple[mx.array, ...] = ()
+
+    @property
+    def shift(self) -> int:
+        """By how much what follows stands elsewhere than at its position."""
+        return sum(image.shift for image in self.images)
+
+    def inlays(self, begin: int, count: int, *, first: int = 0) -> tuple[Inlay, ...]:
+        """Return what stands for tokens, of which the first one is a pass's `first`."""
+        inlays = []
+        for image, seen in zip(self.images, self.features, strict=True):
+            start, stop = max(image.start, begin), min(image.stop, begin + count)
+            if start < stop:
+                own = seen[start - image.start : stop - image.start]
+                inlays.append(Inlay(first + start - begin, own))
+        return tuple(inlays)
+
+
+def shown_by(model: Model, folder: Path, case: Case) -> Shown:
+    """Return a case's prompt with what the model sees of its images."""
+    assert isinstance(model, Sighted)
+    settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
+    features = [model.see(mx.array(pixels)[None], settings)[0] for pixels in case.pixels()]
+    return Shown(case.prompt, case.images, tuple(features))
+
+
+def read(
+    model: Model, caches: RowCaches, shown: Shown, widths: Sequence[int], row: RowId = ROW
+) -> mx.array:
+    """Return the logits of a prompt, read in pieces of these widths by turns."""
+    caches.join(row, tokens=len(shown.prompt))
+    parts: list[mx.array] = []
+    begin = 0
+    while begin < len(shown.prompt):
+        width = widths[len(parts) % len(widths)]
+        tokens = shown.prompt[begin : begin + width]
+        count = len(tokens)
+        batch = replace(
+            Batch.prefill(tokens, begin, row),
+            inlays=shown.inlays(begin, count),
+            turns=turns_of([(shown.images, begin, count)]),
+        )
+        parts.append(model.logits(model.forward(batch, caches)))
+        mx.eval(parts[-1], caches.state())
+        begin += count
+    return mx.concatenate(parts, axis=0)
+
+
+def logits_in_pieces(
+    model: Model, caches: RowCaches, shown: Shown, widths: Sequence[int]
+) -> mx.array:
+    """Return the logits of a prompt, of which nothing stays."""
+    logits = read(model, caches, shown, widths)
+    caches.leave(ROW)
+    return logits
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
+    """Of windows, sections, merges and frames, with three images of other shapes and text between:
+    within 1e-3."""
+    folder = case.write(tmp_path / "model")
+    model = load(folder)
+    shown = shown_by(model, folder, case)
+    assert [len(seen) for seen in shown.features] == [15, 4, 8]
+    logits = logits_in_pieces(model, caches_of(model), shown, [len(case.prompt)])
+    expected = mx.array(golden_logits()[case.name])
+    assert difference(expected, mx.zeros(expected.shape)) > 1
+    assert difference(logits[:, mx.array(COLUMNS)], expected) < 1e-3
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model, and two prompts: with images, and of text alone."""
+
+    model: Model
+    shown: Shown
+    text: Shown
+
+
+@pytest.fixture(scope="module")
+def loaded(tmp_path_factory: pytest.TempPathFactory) -> Loaded:
+    """The first case."""
+    case = CASES[0]
+    folder = case.write(tmp_path_factory.mktemp("model"))
+    model = load(folder)
+    return Loaded(model, shown_by(model, folder, case), Shown((9, 8, 7, 100, 101, 55, 3, 2, 80)))
+
+
+def test_a_chunk_may_end_anywhere(loaded: Loaded) -> None:
+    """Within a row of places, between rows, images and texts: the logits are those of one pass."""
+    model, shown = loaded.model, loaded.shown
+    caches = caches_of(model)
+    whole = logits_in_pieces(model, caches, shown, [len(shown.prompt)])
+    for widths in ([1], [4], [7], [16], [3, 11, 1]):
+        assert difference(logits_in_pieces(model, caches, shown, widths), whole) < 1e-4
+
+
+def test_places_decide_what_an_image_says(loaded: Loaded) -> None:
+    """Read as if it were text by its positions, or as one row of places, it says something else."""
+    model, shown = loaded.model, loaded.shown
+    caches = caches_of(model)
+    whole = logits_in_pieces(model, caches, shown, [len(shown.prompt)])
+    for other in (None, "flat"):
+        images = tuple(
+            replace(image, grid=None if other is None else (1, image.tokens))
+            for image in shown.images
+        )
+        logits = logits_in_pieces(model, caches, replace(shown, images=images), [len(shown.prompt)])
+        assert difference(logits[-1], whole[-1]) > 0.01
+
+
+def test_rows_decode_together_each_at_its_own_places(loaded: Loaded) -> None:
+    """Behind images and without any, in one batch: each row's logits are those of one pass."""
+    model, prompts = loaded.model, (loaded.shown, loaded.text, _shorter(loaded.shown))
+    more = (44, 13, 5 + 70, 211)
+    caches = caches_of(model)
+    rows = [RowId(10 + index) for index in range(len(prompts))]
+    for row, shown in zip(rows, prompts, strict=True):
+        read(model, caches, shown, [len(shown.prompt)], row)
+    steps = []
+    for at, token in enumerate(more):
+        offsets = [len(shown.prompt) + at for shown in prompts]
+        caches.reserve_all({row: offset + 1 for row, offset in zip(rows, offsets, strict=True)})
+        shifts = [shown.shift for shown in prompts]
+        batch = Batch.decode([token] * len(rows), offsets, rows, shifts=shifts)
+        steps.append(model.logits(model.forward(batch, caches)))
+        mx.eval(steps[-1], caches.state())
+    for row in rows:
+        caches.leave(row)
+    for index, shown in enumerate(prompts):
+        longer = replace(shown, prompt=(*shown.prompt, *more))
+        whole = logits_in_pieces(model, caches, longer, [len(longer.prompt)])
+        logits = mx.stack([step[index] for step in steps])
+        assert difference(logits, whole[len(shown.prompt) :]) < 1e-4
+
+
+def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
+    """Chunks of rows with images and without, one after another: each row's logits are its own."""
+    model, prompts = loaded.model, (loaded.text, loaded.shown, _shorter(loaded.shown))
+    assert model.capabilities.reads_chunks
+    caches, first = caches_of(model), 0
+    parts: list[tuple[Sequence[int], int, RowId]] = []
+    inlays: list[Inlay] = []
+    rows = [RowId(20 + index) for index in range(len(prompts))]
+    for row, shown in zip(rows, prompts, strict=True):
+        caches.join(row, tokens=len(shown.prompt))
+        parts.append((shown.prompt, 0, row))
+        inlays += shown.inlays(0, len(shown.prompt), first=first)
+        first += len(shown.prompt)
+    turns = turns_of([(shown.images, 0, len(shown.prompt)) for shown in prompts])
+    batch = replace(Batch.chunks(parts), inlays=tuple(inlays), turns=turns)
+    logits = model.logits(model.forward(batch, caches))
+    mx.eval(logits, caches.state())
+    for row in rows:
+        caches.leave(row)
+    first = 0
+    for shown in prompts:
+        whole = logits_in_pieces(model, caches, shown, [len(shown.prompt)])
+        assert difference(logits[first : first + len(whole)], whole) < 1e-4
+        first += len(whole)
+
+
+@pytest.mark.parametrize("full", [[], [1]])
+def test_a_pass_takes_no_more_than_the_fit_reckons(full: list[int], tmp_path: Path) -> None:
+    """Of an image of 576 places, the largest moment of a tower that evaluates it."""
+    case = Case("memory", vision={"fullatt_block_indexes": full, "intermediate_size": 20})
+    folder = case.write(tmp_path / "model")
+    model, family = load(folder), REGISTRY["Qwen2_5_VLForConditionalGeneration"]
+    assert isinstance(model, Sighted)
+    places, length = 24 * 24, 24 * case.side
+    settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
+    pixels = mx.zeros((1, length, length, 3), dtype=mx.uint8)
+    mx.eval(pixels)
+    held_nbytes = live_nbytes()
+    features = model.see(pixels, settings)
+    taken_nbytes = mx.get_peak_memory() - held_nbytes
+    assert features.shape == (1, places, 32)
+    said = family.parse(case.config).tower.pass_values_of(places)
+    assert taken_nbytes <= 4 * said
+    assert taken_nbytes > 4 * said / 4, "far more than is needed"
+
+
+def _shorter(shown: Shown) -> Shown:
+    """Return a prompt of the first image alone, and a token behind it."""
+    image = shown.images[0]
+    prompt = (*PIECES[0], *[PLACE] * image.tokens, 33)
+    return Shown(prompt, (image,), shown.features[:1])
+
+
+@pytest.mark.parametrize(
+    ("rows", "columns", "window", "groups"), [
+        (4, 6, 2, ((6, 4),)), (3, 5, 2, ((2, 4), (3, 2), (1, 1))), (1, 3, 4, ((1, 3),)),
+        (5, 4, 4, ((1, 16), (1, 4))),
+    ],
+)  # fmt: skip
+def test_windows_of_one_size_lie_together(
+    rows: int, columns: int, window: int, groups: tuple[tuple[int, int], ...]
+) -> None:
+    """Every place lies in one window, whose places are within its square of the image."""
+    windows = lay_windows(rows, columns, window)
+    assert windows.groups == groups
+    assert sorted(windows.order) == list(range(rows * columns))
+    first = 0
+    for count, size in windows.groups:
+        for _ in range(count):
+            places = windows.order[first : first + size]
+            squares = {(at // columns // window, at % columns // window) for at in places}
+            assert len(squares) == 1
+            first += size
+
+
+@pytest.mark.parametrize("scores_max", [1, 50, 200, 700])
+def test_attention_in_parts_is_attention(scores_max: int) -> None:
+    """Some windows at once, or some queries of one, read what all at once would."""
+    keys = mx.random.split(mx.random.key(3), 3)
+    queries, keys_, values = (mx.random.normal((3, 2, 9, 8), key=key) for key in keys)
+    whole = attend_bounded(queries, keys_, values)
+    apart = attend_bounded(queries, keys_, values, scores_max=scores_max)
+    assert difference(apart, whole) < 1e-5
+    assert cast("float", mx.max(mx.abs(whole)).item()) > 0.1
