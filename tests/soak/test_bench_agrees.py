@@ -3,8 +3,8 @@
 A process keeps for its life what its start gave it (which pages its weights got, for example), and
 that alone moves a figure by more than a twentieth, mlx-lm's too. So both are started anew in every
 round, in turns, and medians over the rounds are compared. What mlxd serves is judged; mlx-lm's
-figures are printed beside it: both commands run the same process of mlx-lm, whose starts, alone on
-a quiet machine, were 688 and 897 tokens/s of prefill apart.
+figures are printed beside it: both commands run the same process of mlx-lm, whose seven starts in
+one command alone gave 715 to 887 tokens/s of prefill on a quiet machine.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ import os
 import statistics
 import sys
 from collections import Counter
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ import pytest
 from tests.support.fleet_storms import CONTROLLER, KILL, STOP, FleetAftermath, FleetStorm
 from tests.support.fleet_storms import weather_fleet as weather
 from tests.support.storm_jobs import scene
-from tests.support.storm_report import TIES_PART_MAX, TOLD_EACH, percentile
+from tests.support.storm_report import TIES_PART_MAX, client_figures, summarise
 
 SECONDS_VARIABLE = "MLXD_FLEET_S"
 STORM = FleetStorm(seconds=float(os.environ.get(SECONDS_VARIABLE, "600")))
@@ -42,46 +41,20 @@ def sort_gaps(aftermath: FleetAftermath) -> dict[str, list[float]]:
     return gaps
 
 
-def summarise(values: Sequence[float]) -> dict[str, float]:
-    """Return how many there are, their median, and the largest."""
-    return {
-        "count": len(values),
-        "p50": round(percentile(values, 0.5), 3),
-        "max": round(max(values, default=0.0), 3),
-    }
-
-
 def figures(aftermath: FleetAftermath) -> dict[str, object]:
     """Return what happened, by name."""
     tally = aftermath.tally
     return {
-        "clients": STORM.clients,
-        "seconds": STORM.seconds,
+        **client_figures(tally, clients=STORM.clients, seconds=STORM.seconds),
         "befell": dict(Counter(what for _, what in aftermath.strokes)),
-        "requests": tally.begun,
-        "complete": tally.complete,
-        "left": tally.left,
-        "ended_by": tally.ended_by,
-        "broke_off": tally.broke_off,
-        "wrong": len(tally.wrong),
-        "undocumented": len(tally.undocumented),
-        "hung": len(tally.hung),
-        "faults": [*tally.wrong, *tally.undocumented, *tally.hung][:TOLD_EACH],
-        "migrated": tally.migrated,
         "resumed": tally.resumed,
-        "near_ties": tally.ties,
-        "tokens_per_s": round(tally.tokens / STORM.seconds, 1),
-        "first_token_s": summarise(tally.first_token_s),
         "gap_s": {cause: summarise(gaps) for cause, gaps in sort_gaps(aftermath).items()},
         "cluster_s": round(aftermath.cluster_s, 1),
         "start_s": [round(value, 1) for value in aftermath.start_s],
         "adopted": aftermath.adopted,
         "node_mb": [round(node["others"], 1) for node in aftermath.memory],
         "node_workers_mb": [round(node["workers"], 1) for node in aftermath.memory],
-        "call_ms": {
-            "p50": round(percentile(aftermath.calls_ms, 0.5), 2),
-            "p99": round(percentile(aftermath.calls_ms, 0.99), 2),
-        },
+        "call_ms": summarise(aftermath.calls_ms),
     }
 
 

@@ -8,11 +8,14 @@ import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from tests.support.overload import Crowd, Observed
+from tests.support.storm_tally import Tally, together
 from tests.support.worker_process import ROOT
 
 MODULE = "tests.support.overload"
+STORM_MODULE = "tests.support.storm"
 BARE_MODULE = "tests.support.bare_server"
 OBSERVED_EVERY_S = 0.02
 
@@ -32,6 +35,34 @@ async def crowd(address: str, model: str, *, streams: int, tokens: int, at_once:
     output, _ = await process.communicate()
     assert process.returncode == 0
     return Crowd(**json.loads(output))
+
+
+async def storm_crowd(
+    address: str,
+    jobs_path: Path,
+    *more: str,
+    clients: int,
+    processes: int,
+    seconds: float,
+    deadline_s: float,
+    seed: int,
+) -> Tally:
+    """Have so many processes share the clients of a storm; return what these had.
+
+    more: further arguments of `tests.support.storm`.
+    """
+    each = str(clients // processes)
+    running = [
+        await _start(
+            *(address, str(jobs_path), each, str(seconds), str(deadline_s), f"{seed}-{number}"),
+            *more,
+            module=STORM_MODULE,
+        )
+        for number in range(processes)
+    ]
+    outputs = await asyncio.gather(*(process.communicate() for process in running))
+    assert [process.returncode for process in running] == [0] * processes
+    return together([Tally(**json.loads(output)) for output, _ in outputs])
 
 
 @dataclass(slots=True)

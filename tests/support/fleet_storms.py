@@ -22,13 +22,14 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mlxd import Client, MlxdError
+from tests.support.crowds import storm_crowd
 from tests.support.overload import wait
 from tests.support.ports import own_port
 from tests.support.ray_clusters import QUIET, RayCluster, ray_cluster, tls_folder
 from tests.support.served import Served, serve
 from tests.support.storm import LASTING
 from tests.support.storm_jobs import Scene
-from tests.support.storm_tally import Tally, together
+from tests.support.storm_tally import Tally
 from tests.support.worker_process import ROOT
 
 NODES = ("a", "b", "c")
@@ -134,7 +135,18 @@ async def weather_fleet(scene: Scene, storm: FleetStorm, folder: Path) -> FleetA
             await client.tokenize("once", model=name)
         begin_s = time.monotonic()
         async with asyncio.TaskGroup() as tasks:
-            crowd = tasks.create_task(_crowd(controllers.address, storm, jobs_path))
+            crowd = tasks.create_task(
+                storm_crowd(
+                    controllers.address,
+                    jobs_path,
+                    *(LASTING, str(storm.pause_s)),
+                    clients=storm.clients,
+                    processes=storm.processes,
+                    seconds=storm.seconds,
+                    deadline_s=0.0,
+                    seed=storm.seed,
+                )
+            )
             tasks.create_task(_strike(cluster, client, storm, begin_s, seen))
             tasks.create_task(_replace(controllers, storm, begin_s, seen))
             tasks.create_task(_measure(cluster, storm, begin_s, seen))
@@ -167,23 +179,6 @@ async def _until_reached(client: Client) -> None:
         async for status in statuses:
             if {device.machine for device in status.devices if not device.lost} == set(NODES):
                 return
-
-
-async def _crowd(address: str, storm: FleetStorm, jobs_path: Path) -> Tally:
-    """Run the clients; return what they had."""
-    each = storm.clients // storm.processes
-    processes = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", "tests.support.storm", address, str(jobs_path), str(each)),
-            *(str(storm.seconds), "0", f"{storm.seed}-{number}", LASTING, str(storm.pause_s)),
-            stdout=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-        )
-        for number in range(storm.processes)
-    ]
-    outputs = await asyncio.gather(*(process.communicate() for process in processes))
-    assert [process.returncode for process in processes] == [0] * storm.processes
-    return together([Tally(**json.loads(output)) for output, _ in outputs])
 
 
 async def _strike(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,8 +14,6 @@ from tests.support.seeing import PATCH, SIDE, seeing_config, write_image_setting
 
 GOLDEN: Final = Path(__file__).parents[1] / "data" / "models" / "llava_logits.json"
 """Written by `python -m tests.support.llava_reference`."""
-COLUMNS: Final = tuple(range(0, 320, 13))
-"""Of the vocabulary, at every position of a prompt."""
 PLACE: Final = 5
 PIECES: Final = ((7, 41, 8), (90,), (33, 12, 200, 150, 61))
 """The text around two images."""
@@ -86,9 +83,3 @@ CASES: Final = (
     Case("clip-gelu", vision={"hidden_act": "gelu"}, more={"projector_hidden_act": "gelu"}),
     Case("projector-plain", more={"multimodal_projector_bias": False}),
 )
-
-
-def golden_logits() -> dict[str, list[list[float]]]:
-    """Return what the reference has written down: of each case, by position and column."""
-    written: dict[str, list[list[float]]] = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    return written

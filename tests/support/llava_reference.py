@@ -8,15 +8,14 @@ those of the tests' checkpoints.
 from __future__ import annotations
 
 import importlib
-import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import load_file
 
-from tests.support.llava_cases import CASES, COLUMNS, GOLDEN, Case
+from tests.support.golden_logits import COLUMNS, write_golden
+from tests.support.llava_cases import CASES, GOLDEN, Case
 from tests.support.seeing import image_settings
 
 DIGITS = 7
@@ -59,12 +58,5 @@ def _name_in(own: Any, name: str) -> str:
     return next(each for each in candidates if each in own)
 
 
-def main() -> None:
-    """Write the file."""
-    with tempfile.TemporaryDirectory() as root:
-        written = {case.name: logits_of(case, Path(root) / case.name) for case in CASES}
-    GOLDEN.write_text(json.dumps(written) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_golden(GOLDEN, CASES, logits_of)

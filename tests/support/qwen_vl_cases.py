@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,8 +15,6 @@ from tests.support.seeing_shapes import shaped_config, write_shaped_settings
 
 GOLDEN: Final = Path(__file__).parents[1] / "data" / "models" / "qwen_vl_logits.json"
 """Written by `python -m tests.support.qwen_vl_reference`."""
-COLUMNS: Final = tuple(range(0, 320, 13))
-"""Of the vocabulary, at every position of a prompt."""
 PLACE: Final = 5
 PIECES: Final = ((7, 41, 8), (90, 17), (33, 12), (61, 200, 150, 61))
 """The text around three images."""
@@ -122,9 +119,3 @@ CASES: Final = (
     Case("nested", nested=True),
     Case("tied", text={"tie_word_embeddings": True}),
 )
-
-
-def golden_logits() -> dict[str, list[list[float]]]:
-    """Return what the reference has written down: of each case, by position and column."""
-    written: dict[str, list[list[float]]] = json.loads(GOLDEN.read_text(encoding="utf-8"))
-    return written

@@ -8,8 +8,6 @@ those of the tests' checkpoints; patches are those of transformers' own processo
 from __future__ import annotations
 
 import importlib
-import json
-import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +15,8 @@ import numpy as np
 from PIL import Image
 from safetensors.numpy import load_file
 
-from tests.support.qwen_vl_cases import CASES, COLUMNS, GOLDEN, PLACE, Case
+from tests.support.golden_logits import COLUMNS, write_golden
+from tests.support.qwen_vl_cases import CASES, GOLDEN, PLACE, Case
 from tests.support.seeing_shapes import shaped_settings
 
 DIGITS = 7
@@ -69,12 +68,5 @@ def _name_in(name: str) -> str:
     return name.replace("model.", "model.language_model.", 1)
 
 
-def main() -> None:
-    """Write the file."""
-    with tempfile.TemporaryDirectory() as root:
-        written = {case.name: logits_of(case, Path(root) / case.name) for case in CASES}
-    GOLDEN.write_text(json.dumps(written) + "\n", encoding="utf-8")
-
-
 if __name__ == "__main__":
-    main()
+    write_golden(GOLDEN, CASES, logits_of)

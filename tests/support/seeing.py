@@ -91,14 +91,22 @@ def write_seeing_model(
 ) -> Path:
     """Write a tiny LLaVA with tokenizer, template and image settings; return `folder`."""
     config = seeing_config(tower=tower, text=text, **more)
-    write_random_model(folder, config, seed=seed)
+    write_placed_model(folder, config, template=template, seed=seed)
+    return write_image_settings(folder, SIDE, tower=tower)
+
+
+def write_placed_model(
+    folder: Path, config: Mapping[str, Any], *, template: str = TEMPLATE, seed: int = 1
+) -> None:
+    """Write a random model whose tokenizer knows an image's place, and a template; no settings."""
+    write_random_model(folder, dict(config), seed=seed)
     file = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
     tokenizer.add_special_tokens([PLACE])
     tokenizer.save(file)
-    write_json(folder / "config.json", config | {"image_token_id": tokenizer.token_to_id(PLACE)})
+    place = {"image_token_id": tokenizer.token_to_id(PLACE)}
+    write_json(folder / "config.json", dict(config) | place)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
-    return write_image_settings(folder, SIDE, tower=tower)
 
 
 def write_image_settings(folder: Path, side: int, *, tower: str = "clip") -> Path:

@@ -11,10 +11,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from tokenizers import Tokenizer
-
-from tests.support.random_model import TINY, decoder_config, write_random_model
-from tests.support.seeing import PLACE, TEMPLATE
+from tests.support.random_model import TINY, decoder_config
+from tests.support.seeing import write_placed_model
 from tests.support.tiny_model import write_json
 
 PATCH, MERGE = 4, 2
@@ -84,14 +82,7 @@ def write_shaped_settings(
 
 def write_shaped_model(folder: Path, *, seed: int = 1) -> Path:
     """Write a tiny Qwen2.5-VL with tokenizer, template and image settings; return `folder`."""
-    config = shaped_config()
-    write_random_model(folder, config, seed=seed)
-    file = str(folder / "tokenizer.json")
-    tokenizer = Tokenizer.from_file(file)
-    tokenizer.add_special_tokens([PLACE])
-    tokenizer.save(file)
-    write_json(folder / "config.json", config | {"image_token_id": tokenizer.token_to_id(PLACE)})
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    write_placed_model(folder, shaped_config(), seed=seed)
     return write_shaped_settings(folder)
 
 

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from tests.support.storm_jobs import ROOM_FOR
+from tests.support.storm_tally import Tally
 from tests.support.storms import EXPECTED_ERRORS, Aftermath, Storm
 
 TIES_PART_MAX = 1 / 500
@@ -39,15 +40,14 @@ def growth_per_request(aftermath: Aftermath, storm: Storm, *, settled: float) ->
     )
 
 
-def figures(aftermath: Aftermath, storm: Storm) -> dict[str, object]:
-    """Return what happened, by name."""
-    tally, seen = aftermath.tally, aftermath.seen
+def client_figures(tally: Tally, *, clients: int, seconds: float) -> dict[str, object]:
+    """Return what so many clients had in that time, by name."""
     return {
-        "clients": storm.clients,
-        "seconds": storm.seconds,
+        "clients": clients,
+        "seconds": seconds,
         "requests": tally.begun,
-        "requests_per_s": tally.begun / storm.seconds,
-        "tokens_per_s": tally.tokens / storm.seconds,
+        "requests_per_s": tally.begun / seconds,
+        "tokens_per_s": tally.tokens / seconds,
         "complete": tally.complete,
         "left": tally.left,
         "ended_by": tally.ended_by,
@@ -61,16 +61,24 @@ def figures(aftermath: Aftermath, storm: Storm) -> dict[str, object]:
             *tally.hung[:TOLD_EACH],
         ],
         "migrated": tally.migrated,
-        "migrations": tally.migrations,
         "near_ties": tally.ties,
-        "move_gap_s": _summarise(tally.move_gap_s),
-        "first_token_s": _summarise(tally.first_token_s),
-        "refused_after_s": _summarise(tally.refused_s),
+        "first_token_s": summarise(tally.first_token_s),
+    }
+
+
+def figures(aftermath: Aftermath, storm: Storm) -> dict[str, object]:
+    """Return what happened, by name."""
+    tally, seen = aftermath.tally, aftermath.seen
+    return {
+        **client_figures(tally, clients=storm.clients, seconds=storm.seconds),
+        "migrations": tally.migrations,
+        "move_gap_s": summarise(tally.move_gap_s),
+        "refused_after_s": summarise(tally.refused_s),
         "kills": dict(aftermath.kills),
         "server": {name: aftermath.counted.get(name, 0.0) for name in COUNTERS},
-        "status_ms": _summarise([MILLI * s for s in seen.status_s]),
-        "health_ms": _summarise([MILLI * s for s in seen.health_s]),
-        "bare_ms": _summarise([MILLI * s for s in seen.bare_s]),
+        "status_ms": summarise([MILLI * s for s in seen.status_s]),
+        "health_ms": summarise([MILLI * s for s in seen.health_s]),
+        "bare_ms": summarise([MILLI * s for s in seen.bare_s]),
         "observations": len(seen.status_s),
         "most_loaded": seen.most_loaded,
         "reserved_mb": seen.most_reserved_bytes / MEGA,
@@ -102,6 +110,8 @@ def check(aftermath: Aftermath) -> None:
     assert aftermath.after.rss_nbytes - aftermath.before.rss_nbytes <= RSS_GROWN_NBYTES_MAX
 
 
-def _summarise(values: Sequence[float]) -> dict[str, float]:
+def summarise(values: Sequence[float]) -> dict[str, float]:
+    """Return how many values there are, their median, the 99th percentile and the largest."""
     parts = {"p50": 0.5, "p99": 0.99, "max": 1.0}
-    return {name: round(percentile(values, part), 3) for name, part in parts.items()}
+    ranked = {name: round(percentile(values, part), 3) for name, part in parts.items()}
+    return {"count": len(values), **ranked}

@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-import sys
 from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -27,15 +26,13 @@ from mlxd.messages import Status
 from mlxd.v1 import status_pb2, status_pb2_grpc, worker_pb2, worker_pb2_grpc
 from mlxd_shared.domain.figures import ModelState
 from mlxd_shared.security.net import CHANNEL_OPTIONS
-from tests.support.crowds import observe_server
+from tests.support.crowds import observe_server, storm_crowd
 from tests.support.mixed_load import Samples, check_account, check_swept
 from tests.support.overload import Observed, wait
 from tests.support.served import Served, serve
 from tests.support.storm_jobs import Scene
-from tests.support.storm_tally import Tally, together
-from tests.support.worker_process import ROOT
+from tests.support.storm_tally import Tally
 
-MODULE = "tests.support.storm"
 OBSERVED_EVERY_S = 0.05
 SAMPLED_EVERY_S = 1.0
 SETTLE_S_MAX = 60.0
@@ -146,7 +143,15 @@ async def weather(scene: Scene, storm: Storm, folder: Path) -> Aftermath:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(_sample(site, aftermath.controller, over, begin_s))
                 tasks.create_task(_kill(site, storm, aftermath.kills, over))
-                aftermath.tally = await _clients(site, storm, jobs_path)
+                aftermath.tally = await storm_crowd(
+                    site.server.address,
+                    jobs_path,
+                    clients=storm.clients,
+                    processes=storm.processes,
+                    seconds=storm.seconds,
+                    deadline_s=storm.deadline_s,
+                    seed=storm.seed,
+                )
                 over.set()
         aftermath.seen = watch.seen
         await _check_settled(site, aftermath)
@@ -167,23 +172,6 @@ async def _site(scene: Scene, run_dir: Path) -> AsyncIterator[Site]:
         await client.tokenize("once", model=next(iter(scene.folders)))
         await site.unload_all()
         yield site
-
-
-async def _clients(site: Site, storm: Storm, jobs_path: Path) -> Tally:
-    """Run the clients in processes of their own; return what they had."""
-    each = storm.clients // storm.processes
-    processes = [
-        await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", MODULE, site.server.address, str(jobs_path), str(each)),
-            *(str(storm.seconds), str(storm.deadline_s), f"{storm.seed}-{number}"),
-            stdout=asyncio.subprocess.PIPE,
-            cwd=ROOT,
-        )
-        for number in range(storm.processes)
-    ]
-    outputs = await asyncio.gather(*(process.communicate() for process in processes))
-    assert [process.returncode for process in processes] == [0] * storm.processes
-    return together([Tally(**json.loads(output)) for output, _ in outputs])
 
 
 async def _over(event: asyncio.Event, seconds: float) -> bool:

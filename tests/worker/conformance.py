@@ -9,10 +9,10 @@ from __future__ import annotations
 import math
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final, Protocol, TypeVar
 
 import mlx.core as mx
 
@@ -22,10 +22,13 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
+from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.llava_cases import CASES as LLAVAS
-from tests.support.llava_cases import COLUMNS, golden_logits
+from tests.support.llava_cases import GOLDEN as LLAVA_LOGITS
+from tests.support.llava_cases import Case as LlavaCase
 from tests.support.qwen_vl_cases import CASES as QWEN_VLS
-from tests.support.qwen_vl_cases import golden_logits as qwen_vl_logits
+from tests.support.qwen_vl_cases import GOLDEN as QWEN_VL_LOGITS
+from tests.support.qwen_vl_cases import Case as ShapedCase
 from tests.worker import zoo_conformance
 from tests.worker.hybrid import (
     convert,
@@ -204,33 +207,44 @@ def findings() -> list[Finding]:
 
 def _seeing() -> Finding:
     """Return what was found of LLaVA, which mlx-lm has not: transformers' logits are in a file."""
-    worst, kinds = 0.0, frozenset[Kind]()
-    for case in LLAVAS:
-        with tempfile.TemporaryDirectory() as scratch:
-            folder = case.write(Path(scratch) / "model")
-            model = load(folder)
-            features = features_of(model, folder, case)
-            width = len(case.prompt)
-            logits = logits_in_pieces(model, caches_of(model), case, features, width)
-            expected = mx.array(golden_logits()[case.name])
-            worst = max(worst, error(logits[:, mx.array(COLUMNS)], expected))
-            kinds |= _kinds(model)
-    return Finding(LLAVA, len(LLAVAS), kinds, worst)
+
+    def logits_of(model: Model, folder: Path, case: LlavaCase) -> mx.array:
+        features = features_of(model, folder, case)
+        return logits_in_pieces(model, caches_of(model), case, features, len(case.prompt))
+
+    return _by_golden(LLAVA, LLAVAS, LLAVA_LOGITS, logits_of)
 
 
 def _seeing_shapes() -> Finding:
     """Return what was found of Qwen2.5-VL, whose images keep their shape, likewise."""
-    worst, kinds = 0.0, frozenset[Kind]()
-    for case in QWEN_VLS:
+
+    def logits_of(model: Model, folder: Path, case: ShapedCase) -> mx.array:
+        shown = shown_by(model, folder, case)
+        return read_shapes(model, caches_of(model), shown, [len(case.prompt)])
+
+    return _by_golden(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS, logits_of)
+
+
+_Seeing = TypeVar("_Seeing", LlavaCase, ShapedCase)
+
+
+def _by_golden(
+    name: str,
+    cases: Sequence[_Seeing],
+    file: Path,
+    logits_of: Callable[[Model, Path, _Seeing], mx.array],
+) -> Finding:
+    """Return how far a family's logits are from those of a file, in the columns that it has."""
+    worst, kinds, golden = 0.0, frozenset[Kind](), read_golden(file)
+    for case in cases:
         with tempfile.TemporaryDirectory() as scratch:
             folder = case.write(Path(scratch) / "model")
             model = load(folder)
-            shown = shown_by(model, folder, case)
-            logits = read_shapes(model, caches_of(model), shown, [len(case.prompt)])
-            expected = mx.array(qwen_vl_logits()[case.name])
+            logits = logits_of(model, folder, case)
+            expected = mx.array(golden[case.name])
             worst = max(worst, error(logits[:, mx.array(COLUMNS)], expected))
             kinds |= _kinds(model)
-    return Finding(QWEN_VL, len(QWEN_VLS), kinds, worst)
+    return Finding(name, len(cases), kinds, worst)
 
 
 def _with(so_far: Finding, case: Case) -> Finding:

@@ -24,10 +24,10 @@ from mlxd_controller.fleet.node import Node
 from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, ModelStore
 from mlxd_controller.store.load_defaults import LoadDefaults, find_defaults
-from mlxd_controller.store.naming import beginning_of_digest
+from mlxd_controller.store.naming import only_match
 from mlxd_controller.store.shelf import is_name
 from mlxd_shared import config
-from mlxd_shared.domain.errors import InvalidRequest, MlxdError, ModelNotFound
+from mlxd_shared.domain.errors import MlxdError, ModelNotFound
 from mlxd_shared.ops.logs import get_logger
 
 _log = get_logger("fleet")
@@ -59,7 +59,7 @@ class FleetStore:
             return await self._own.resolve(name)
         except ModelNotFound:
             await self._look()
-            ref = self._names.get(name) or self._find_by_digest(name)
+            ref = self._names.get(name) or only_match(name, self._refs)
             if ref is None:
                 raise
             return self._own.find_known(ref.digest) or ref
@@ -103,16 +103,6 @@ class FleetStore:
     def find_known(self, digest: str) -> ModelRef | None:
         """Return the model with this digest, as it was last read."""
         return self._own.find_known(digest) or self._refs.get(digest)
-
-    def _find_by_digest(self, name: str) -> ModelRef | None:
-        beginning = beginning_of_digest(name)
-        if beginning is None:
-            return None
-        matches = [ref for digest, ref in self._refs.items() if digest.startswith(beginning)]
-        if len(matches) > 1:
-            problem = f"the digests of {len(matches)} models begin with {name}: write more of one"
-            raise InvalidRequest.of("model", problem)
-        return matches[0] if matches else None
 
     async def _look(self) -> None:
         """Know what nodes have, as of a moment ago."""

@@ -92,7 +92,7 @@ class InferenceService:
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
                 meter.request_id = request_id
                 if ref.facts.sight is None:  # before anybody is unloaded for it
-                    _refuse_images(request, ref.name)
+                    await run_paced(_refuse_images, request, ref.name)
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 key = await run_paced(key_of, request, ref.digest)
                 relays = [

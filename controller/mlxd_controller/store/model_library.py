@@ -29,7 +29,7 @@ from mlxd_controller.store.folder import Entry, Folder, Readings, ref_of
 from mlxd_controller.store.folder_paths import existing_folder, resolve_folder
 from mlxd_controller.store.load_defaults import LoadDefaults, find_defaults
 from mlxd_controller.store.loaded_names import LoadedNames
-from mlxd_controller.store.naming import beginning_of_digest, hint_for
+from mlxd_controller.store.naming import beginning_of_digest, hint_for, only_match
 from mlxd_controller.store.remembered import RememberedNames
 from mlxd_controller.store.shelf import Place, Shelf, check_name
 from mlxd_models.families.common.family import Family
@@ -116,15 +116,12 @@ class Library:
             await self.list_models()  # reads what nobody has requested yet
         places = {place.path: place for place in self._seen.values() if self._is(place, beginning)}
         entries = [(place, await self._readings.read(place.path)) for place in places.values()]
-        matches = {
-            entry.digest: place  # checked again: files change
+        by_digest = {
+            entry.digest: place  # matched again: files change
             for place, entry in sorted(entries, key=lambda pair: pair[0].path, reverse=True)
-            if entry.digest is not None and entry.digest.startswith(beginning)
+            if entry.digest is not None
         }
-        if len(matches) > 1:
-            problem = f"the digests of {len(matches)} models begin with {name}: write more of one"
-            raise InvalidRequest.of("model", problem)
-        return next(iter(matches.values()), None)
+        return only_match(name, by_digest)
 
     def _hint(self, name: str, named: Mapping[str, Path]) -> str:
         """Return a hint about an unknown name; on a thread."""

@@ -4,7 +4,12 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+from mlxd_shared.domain.errors import InvalidRequest
+
+_T = TypeVar("_T")
 
 DIGEST_CHARS_MIN = 12
 """A digest may be shortened to this many hexadecimal digits: as many as `mlxd ps` shows."""
@@ -25,6 +30,22 @@ def beginning_of_digest(name: str) -> str | None:
     """
     match = _DIGEST.fullmatch(name)
     return None if match is None else match[1]
+
+
+def only_match(name: str, by_digest: Mapping[str, _T]) -> _T | None:
+    """Return the one thing whose digest begins as a name says; None where there is none.
+
+    Raises:
+        InvalidRequest: the name is too short to tell several apart.
+    """
+    beginning = beginning_of_digest(name)
+    if beginning is None:
+        return None
+    matches = [each for digest, each in by_digest.items() if digest.startswith(beginning)]
+    if len(matches) > 1:
+        problem = f"the digests of {len(matches)} models begin with {name}: write more of one"
+        raise InvalidRequest.of("model", problem)
+    return matches[0] if matches else None
 
 
 def is_repository(name: str) -> bool:

@@ -12,7 +12,8 @@ from mlxd_models.files.image_settings import read_image_settings
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
-from tests.support.llava_cases import CASES, COLUMNS, Case, golden_logits
+from tests.support.golden_logits import COLUMNS, read_golden
+from tests.support.llava_cases import CASES, GOLDEN, Case
 from tests.worker.tiny import caches_of, difference, load
 
 ROW = RowId(1)
@@ -53,7 +54,7 @@ def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
     features = features_of(model, folder, case)
     assert features.shape == (2, case.tokens, 32)
     logits = logits_in_pieces(model, caches_of(model), case, features, len(case.prompt))
-    expected = mx.array(golden_logits()[case.name])
+    expected = mx.array(read_golden(GOLDEN)[case.name])
     assert difference(expected, mx.zeros(expected.shape)) > 1
     assert difference(logits[:, mx.array(COLUMNS)], expected) < 1e-3
 

@@ -19,8 +19,9 @@ from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.request import Image
 from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
 from mlxd_worker.models.layers.windowed_tower import attend_bounded, lay_windows
+from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.mlx_memory import live_nbytes
-from tests.support.qwen_vl_cases import CASES, COLUMNS, PIECES, PLACE, Case, golden_logits
+from tests.support.qwen_vl_cases import CASES, GOLDEN, PIECES, PLACE, Case
 from tests.worker.tiny import caches_of, difference, load
 
 ROW = RowId(1)
@@ -98,7 +99,7 @@ def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
     shown = shown_by(model, folder, case)
     assert [len(seen) for seen in shown.features] == [15, 4, 8]
     logits = logits_in_pieces(model, caches_of(model), shown, [len(case.prompt)])
-    expected = mx.array(golden_logits()[case.name])
+    expected = mx.array(read_golden(GOLDEN)[case.name])
     assert difference(expected, mx.zeros(expected.shape)) > 1
     assert difference(logits[:, mx.array(COLUMNS)], expected) < 1e-3
 

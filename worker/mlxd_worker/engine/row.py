@@ -80,6 +80,7 @@ class Row:
     """What gathers the log-probabilities of the prompt's tokens; None where nobody asks."""
     decodes_from: float = field(init=False)
     """The offset from which on it decodes: but one token of the prompt stands; inf: never."""
+    shift: int = field(init=False)  # as the request's, which counts it anew each time
     most: int = field(init=False)
     """How many tokens the stream may generate, by its request and its context."""
     _is_plain: bool = field(init=False)
@@ -94,14 +95,13 @@ class Row:
         Raises:
             InvalidRequest: this request cannot have had the tokens it resumes from.
         """
-        if self.request.pooling is not None:
-            self.pool = Pool(self.request.pooling)
-        request = self.request
-        if request.prompt_logprobs is not None and len(request.prompt) > 1:
-            begin, count = request.scored_from, request.prompt_logprobs
-            self.scores = Scores(request.prompt, begin=begin, count=count)
+        request, prompt = self.request, self.request.prompt
+        self.pool = None if request.pooling is None else Pool(request.pooling)
+        if request.prompt_logprobs is not None and len(prompt) > 1:
+            self.scores = Scores(prompt, begin=request.scored_from, count=request.prompt_logprobs)
+        self.shift = request.shift
         self.ends = tuple(sorted(request.eos_ids | request.stop_token_ids))
-        self.decodes_from = math.inf if self.embeds else len(request.prompt) - 1
+        self.decodes_from = math.inf if self.embeds else len(prompt) - 1
         room = self.context_length - request.prompt_tokens
         self.most = room if request.max_tokens is None else min(request.max_tokens, room)
         watched = request.continues or request.top_logprobs is not None
@@ -110,8 +110,8 @@ class Row:
         self.plain = free and not request.stop
         if free and request.sampling.temperature == 0.0:
             self._greedy_draw = Draw(request.sampling, position=0, ends=self.ends)
-        self.recent = RecentTokens(self.request.sampling, self.request.prompt)
-        self.output = list(self.request.prompt[self.request.prompt_tokens :])
+        self.recent = RecentTokens(request.sampling, prompt)
+        self.output = list(prompt[request.prompt_tokens :])
         for index, token_id in enumerate(self.output):
             self._replay(index, token_id)
         if self.request.constraint is not None:

@@ -88,7 +88,7 @@ def _hidden_rows(
         offsets=mx.array(offsets, dtype=mx.int32),
         lengths=tuple(offset + width for offset in offsets),
         rows=tuple(row.id for row in rows),
-        turns=shift_all(offsets, [row.request.shift for row in rows]),
+        turns=shift_all(offsets, [row.shift for row in rows]),
     )
     hidden = model.forward(batch, caches)
     if all(len(run) == width for run in runs):

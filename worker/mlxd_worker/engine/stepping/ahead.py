@@ -206,7 +206,7 @@ class Ahead:
             first = mx.array([row.next_token() for row in entering], dtype=mx.int32)
             tokens, going = mx.concatenate([tokens, first]), [*going, *entering]
         offsets = {row.id: row.offset for row in going}
-        shifts = [row.request.shift for row in going]
+        shifts = [row.shift for row in going]
         batch = Batch.decode(tokens, list(offsets.values()), list(offsets), shifts=shifts)
         logits = self._model.logits(self._model.forward(batch, self._caches))
         drawn = sample(logits, draws, hopeful=False, kept=self._columns)

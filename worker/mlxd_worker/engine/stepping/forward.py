@@ -94,7 +94,7 @@ def next_tokens(rows: Sequence[Row]) -> Batch:
         [row.next_token() for row in rows],
         [row.offset for row in rows],
         [row.id for row in rows],
-        shifts=[row.request.shift for row in rows],
+        shifts=[row.shift for row in rows],
     )
 
 
