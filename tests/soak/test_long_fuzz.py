@@ -29,14 +29,34 @@ PROPERTY_TESTS = (
 )
 
 
+PARTLY_IN_CI = (
+    "tests/worker/constraints/test_sampled_calls.py",
+    "tests/worker/engine/test_resume.py",
+    "tests/worker/engine/test_resume_trained.py",
+)
+"""Long in themselves: `.ci/run` tries a part of them, and here they are tried whole."""
+WHOLE_FACTOR = 2
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("path", PROPERTY_TESTS)
 def test_many_more_examples(path: str) -> None:
     """No example breaks a property, among twenty times as many as `.ci/run` tries."""
+    _run(path, FACTOR)
+
+
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("path", PARTLY_IN_CI)
+def test_what_ci_tries_in_part(path: str) -> None:
+    """Every cut of a stream, and twice as many examples."""
+    _run(path, WHOLE_FACTOR)
+
+
+def _run(path: str, factor: int) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "--timeout=1700", path],
         cwd=ROOT,
-        env=os.environ | {VARIABLE: str(FACTOR)},
+        env=os.environ | {VARIABLE: str(factor)},
         capture_output=True,
         text=True,
         check=False,
