@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from mlxd_worker.proof.judging import Tolerance, disagreement, divergence, slowness
+from mlxd_worker.proof.judging import Tolerance, disagreement, divergence, is_fair, slowness
 
 ALLOWED = Tolerance(relative=0.01, near_tie=0.5)
 
@@ -53,3 +53,11 @@ def test_streams(plain: list[int], margins: list[float], other: list[int], *, ag
 def test_times(with_s: list[float], without_s: list[float], *, slow: bool) -> None:
     """A path is slower whose median and whose best run both are: others may be at work here too."""
     assert (slowness(with_s, without_s) is not None) is slow
+
+
+@pytest.mark.parametrize(
+    ("with_s", "fair"), [([0.5, 0.6], True), ([1.0, 1.0], True), ([1.0, 1.2], False)]
+)
+def test_what_is_not_timed_again(with_s: list[float], *, fair: bool) -> None:
+    """A path whose median is a twentieth slower or more gets more rounds before it is judged."""
+    assert is_fair(with_s, [1.0, 1.0]) is fair

@@ -39,6 +39,8 @@ REROUTED_MAX: Final = 0.2
 """The share of tokens of which a rounding may choose other experts: they are then off by more."""
 SLOWER: Final = 1.1
 """From this ratio of medians on a path is slower than the plain way."""
+FAIR: Final = 1.05
+"""Below this ratio of medians more rounds would hardly find it slower."""
 
 
 def disagreement(errors: Sequence[float], allowed: Tolerance, *, routes: bool) -> str | None:
@@ -80,3 +82,8 @@ def slowness(with_s: Sequence[float], without_s: Sequence[float]) -> str | None:
     if ratio < SLOWER or min(with_s) < SLOWER * min(without_s):
         return None
     return f"{ratio:.2f} times as long as without"
+
+
+def is_fair(with_s: Sequence[float], without_s: Sequence[float]) -> bool:
+    """Return whether a path is so plainly no slower that it need not be timed again."""
+    return statistics.median(with_s) < FAIR * statistics.median(without_s)
