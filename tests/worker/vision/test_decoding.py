@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import random
-import struct
 import zlib
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,6 +13,7 @@ from PIL import Image
 
 from mlxd_shared import config
 from mlxd_worker.vision.decoding import Refused, Target, decode_image
+from tests.support.broken_pictures import damaged_files, png_of, webp_of
 from tests.support.seeing import change_pixel, encode_image, image_settings, picture
 
 SIDE = 24
@@ -101,26 +101,6 @@ def test_an_image_is_named_by_what_it_shows() -> None:
     assert decode_image(encode_image(change_pixel(image)), "", CLIP)[0] not in names
 
 
-def png_of(width: int, height: int, body: bytes = b"") -> bytes:
-    """Return a PNG whose header says so, and whose pixels are `body`."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        crc = zlib.crc32(name + content)
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", crc)
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", body), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def webp_of(width: int, height: int) -> bytes:
-    """Return a WebP of one pixel whose header says so."""
-    whole = encode_image(picture(1, width=1, height=1), "WEBP", lossless=True)
-    assert whole[12:16] == b"VP8L"
-    size = (width - 1) | (height - 1) << 14
-    return whole[:21] + size.to_bytes(4, "little") + whole[25:]
-
-
 def test_a_header_is_judged_before_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many pixels, or a side too long, are refused by their numbers, however small the file;
     no decoder of WebP, which has room for all pixels at once, is made."""
@@ -143,20 +123,9 @@ def test_a_header_is_judged_before_its_pixels(monkeypatch: pytest.MonkeyPatch) -
 
 def test_broken_and_lying_files_are_refused() -> None:
     """Cut, overwritten, of other kinds, or empty: 500 files, each a sentence and no other error."""
-    draws = random.Random(7)
-    whole = [encode_image(picture(number), kind) for number in range(3)
-             for kind in ("PNG", "JPEG", "WEBP", "GIF")]  # fmt: skip
     refused = 0
-    for number in range(BROKEN):
-        content = bytearray(whole[number % len(whole)])
-        if number % 3 == 0:
-            del content[draws.randrange(1, len(content) // 2) :]
-        elif number % 3 == 1:
-            for _ in range(24):
-                content[draws.randrange(len(content))] = draws.randrange(256)
-        else:
-            content[: draws.randrange(4, 20)] = draws.randbytes(12)
-        reason = _reason_of(bytes(content))
+    for content in islice(damaged_files(7), BROKEN):
+        reason = _reason_of(content)
         refused += bool(reason)
         assert len(reason) < 500
         assert "0x" not in reason

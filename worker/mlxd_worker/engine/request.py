@@ -139,7 +139,7 @@ class Image:
     """Its first token's place."""
     tokens: int
     """How many it has."""
-    pixels: bytes
+    pixels: bytes | memoryview
     """Rows of pixels as the model sees it, 8 bits for each of three colours."""
     grid: tuple[int, int] | None = None
     """Rows and columns of its places, where it keeps its shape and its places stand by these."""

@@ -6,6 +6,8 @@ Invariants:
 - Of a photograph that is followed by others in its file (MPO), as cameras write, it is the first.
 - Pixels are those that transformers' processors have before they scale them: turned as the camera
   says, three colours without transparency, resized by Pillow, the middle cut out.
+- What is decoded is there once, and twice while it is turned or its colours change: no copy of it
+  is made besides.
 - An image is named by its pixels as they are decoded, before they are resized: the same picture in
   another file has the same name, and one pixel changes it.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -27,6 +30,7 @@ from mlxd_worker.vision.asking import NAME_NBYTES, grid_bytes
 
 _MPO: Final = "MPO"
 """What Pillow calls a JPEG that has an index of further ones behind it."""
+_STRIP_PIXELS: Final = 1 << 18
 ASPECT_MAX: Final = 200
 """How much longer one side may be where an image keeps its shape: as its processor has it."""
 
@@ -60,7 +64,8 @@ def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes
         with warnings.catch_warnings(action="ignore"), _open(content) as image:
             _check_header(image, media_type)
             image.load()
-            upright = ImageOps.exif_transpose(image).convert("RGB")
+            ImageOps.exif_transpose(image, in_place=True)
+            upright: Image.Image = image if image.mode == "RGB" else image.convert("RGB")
     except Refused:
         raise
     except Image.DecompressionBombError:
@@ -72,12 +77,21 @@ def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes
         raise Refused(f"no image that can be read ({known}): {_short(error)}") from error
     name = blake2b(digest_size=NAME_NBYTES)
     name.update(b"%d %d " % upright.size)
-    name.update(upright.tobytes())
+    for strip in _strips(upright):
+        name.update(strip)
     seen = _fit(upright, target)
-    if target.pixels_max is None:
-        return name.digest(), seen.tobytes()
-    grid = grid_bytes(seen.height // target.side, seen.width // target.side)
-    return name.digest(), grid + seen.tobytes()
+    del image, upright
+    grid = b""
+    if target.pixels_max is not None:
+        grid = grid_bytes(seen.height // target.side, seen.width // target.side)
+    return name.digest(), b"".join((grid, *_strips(seen)))
+
+
+def _strips(image: Image.Image) -> Iterator[bytes]:
+    """Yield an image's pixels row by row, some rows at a time."""
+    rows = max(_STRIP_PIXELS // image.width, 1)
+    for top in range(0, image.height, rows):
+        yield image.crop((0, top, image.width, min(top + rows, image.height))).tobytes()
 
 
 def _open(content: bytes) -> Image.Image:

@@ -22,6 +22,7 @@ from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
 from mlxd_worker.cache.prefix.images import IMAGE_BEGINS, OF_IMAGE, VALUE_MASK
 from mlxd_worker.engine.request import Image
+from mlxd_worker.vision.asking import Bytes
 
 FIELD: Final = "chat.messages"
 
@@ -75,7 +76,7 @@ class Placed:
 
 def place_images(
     ids: Sequence[int],
-    images: Sequence[tuple[bytes, bytes]],
+    images: Sequence[tuple[bytes, Bytes]],
     sizes: SightSizes,
     grids: Sequence[tuple[int, int] | None] = (),
 ) -> Placed:
