@@ -61,6 +61,8 @@ class Description:
     """The size of the tokenizer's file; 0 if there is none."""
     copies: tuple[Copy, ...] = ()
     """Tensors that a store holds again, which must be the same."""
+    stored_as: FloatType | None = None
+    """The form of most numbers, where the tensors here are parts of others; None: as they say."""
 
     @property
     def weight_values(self) -> int:
@@ -80,6 +82,8 @@ class Description:
     @property
     def stored(self) -> FloatType:
         """The form that holds most of the bytes that are stored as numbers."""
+        if self.stored_as is not None:
+            return self.stored_as
         nbytes = dict.fromkeys(FloatType, 0)
         for fact in self.facts:
             if fact.dtype in nbytes:

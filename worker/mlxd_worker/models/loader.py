@@ -16,6 +16,7 @@ from mlxd_models.families.common.packing import Recipe
 from mlxd_models.families.registry import REGISTRY, Registry
 from mlxd_models.files.model_source import Source
 from mlxd_models.files.tensor_blobs import check_copies
+from mlxd_models.fit.parts import parts_of
 from mlxd_models.fit.shares import rank_config
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.base import Model
@@ -76,6 +77,7 @@ def load_model(
         keep_packed=packed,
         progress=progress,
         on_load={} if on_load is None else packings_on_load(files.specs, on_load),
+        parts={} if share is None else parts_of(files.specs, share.rank, share.ranks),
     )
     reader.check_copies(files.specs)
     settled = files.config if context is None else files.config.within(context)
