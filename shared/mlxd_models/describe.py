@@ -33,7 +33,7 @@ from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.weight_forms import FloatType, is_expert
+from mlxd_models.sizes.weight_forms import TOWER_PREFIX, FloatType, is_expert
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -110,6 +110,8 @@ def describe(
     stored = files_of(source)
     values = read_model_config(stored)
     family = _family_of(values, registry, foreign)
+    if family.blind is not None and not _sees(read_weights(stored).facts, family):
+        family = family.blind
     config = family.parse(values)
     weights = read_weights(stored)
     facts = _name_tensors(weights.facts, family)
@@ -162,6 +164,11 @@ def _family_of(
         if zoo_type(values) is not None and values.get("model_type") not in own_types:
             return foreign
     return find_family(registry, name)
+
+
+def _sees(stored: Sequence[TensorFact], family: Family[Any]) -> bool:
+    """Tell whether a checkpoint holds anything of a tower."""
+    return any((family.name_of(fact.name) or "").startswith(TOWER_PREFIX) for fact in stored)
 
 
 def _check_specs(

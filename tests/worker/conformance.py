@@ -22,6 +22,9 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
+from tests.support.gemma3_cases import CASES as GEMMAS
+from tests.support.gemma3_cases import GOLDEN as GEMMA_LOGITS
+from tests.support.gemma3_cases import Case as WholeCase
 from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.llava_cases import CASES as LLAVAS
 from tests.support.llava_cases import GOLDEN as LLAVA_LOGITS
@@ -49,6 +52,8 @@ from tests.worker.models import test_qwen3 as test_models_qwen3
 from tests.worker.models import test_qwen3_5 as test_models_qwen3_5
 from tests.worker.models import test_qwen3_next as test_models_qwen3_next
 from tests.worker.models import test_sliding as test_models_sliding
+from tests.worker.models.test_gemma3_vision import read as read_whole
+from tests.worker.models.test_gemma3_vision import shown_by as whole_shown_by
 from tests.worker.models.test_llava import features_of, logits_in_pieces
 from tests.worker.models.test_qwen2_5_vl import read as read_shapes
 from tests.worker.models.test_qwen2_5_vl import shown_by
@@ -79,9 +84,10 @@ INTRODUCTION: Final = (
     "`tests/worker/models/test_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
     "heads whose width 32 divides. LLaVA's and Qwen2.5-VL's figures are the distance from",
     "transformers' own logits, of prompts with images (`tests/support/llava_reference.py`,",
-    "`tests/support/qwen_vl_reference.py`).",
+    "`tests/support/qwen_vl_reference.py`); Gemma 3's are of both (`gemma3_reference.py` there).",
 )
 
+GEMMA: Final = "Gemma3ForConditionalGeneration"
 LLAVA: Final = "LlavaForConditionalGeneration"
 QWEN_VL: Final = "Qwen2_5_VLForConditionalGeneration"
 
@@ -192,6 +198,7 @@ def findings() -> list[Finding]:
     for case in cases():
         (name,) = case.config["architectures"]
         findings_by_name[name] = _with(findings_by_name[name], case)
+    findings_by_name[GEMMA] = _together(findings_by_name[GEMMA], _seeing_wholes())
     findings_by_name[LLAVA] = _seeing()
     findings_by_name[QWEN_VL] = _seeing_shapes()
     for name in test_models_sliding.VARIANTS:
@@ -225,7 +232,27 @@ def _seeing_shapes() -> Finding:
     return _by_golden(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS, logits_of)
 
 
-_Seeing = TypeVar("_Seeing", LlavaCase, ShapedCase)
+def _seeing_wholes() -> Finding:
+    """Return what was found of Gemma 3 with images, likewise."""
+
+    def logits_of(model: Model, folder: Path, case: WholeCase) -> mx.array:
+        shown = whole_shown_by(model, folder, case)
+        return read_whole(model, caches_of(model), shown, [len(case.prompt)])
+
+    return _by_golden(GEMMA, GEMMAS, GEMMA_LOGITS, logits_of)
+
+
+def _together(one: Finding, other: Finding) -> Finding:
+    """Return what was found of one architecture in both."""
+    return replace(
+        one,
+        variants=one.variants + other.variants,
+        kinds=one.kinds | other.kinds,
+        worst=max(one.worst, other.worst),
+    )
+
+
+_Seeing = TypeVar("_Seeing", LlavaCase, ShapedCase, WholeCase)
 
 
 def _by_golden(

@@ -24,16 +24,23 @@ IMAGE_FILE: Final = "preprocessor_config.json"
 PROCESSOR_FILE: Final = "processor_config.json"
 _WITHIN: Final = "image_processor"
 _KINDS: Final[Mapping[str, bool]] = MappingProxyType(
-    {"CLIPImageProcessor": True, "LlavaImageProcessor": True, "SiglipImageProcessor": False}
+    {
+        "CLIPImageProcessor": True,
+        "LlavaImageProcessor": True,
+        "SiglipImageProcessor": False,
+        "Gemma3ImageProcessor": False,
+    }
 )
 """Processors that are known, and whether a size that is one number is the shorter side's."""
+_PANNING: Final = "Gemma3ImageProcessor"
+"""The one that may cut an image into several, and says how many places each takes."""
 _SHAPED: Final = "Qwen2VLImageProcessor"
 """The processor of images that keep their shape; sizes that its files may leave out."""
 _PATCH, _MERGE = 14, 2
 _PIXELS_MIN, _PIXELS_MAX = 56 * 56, 28 * 28 * 1280
 _BACKENDS: Final = ("Fast", "Pil")
 _RESAMPLE_MAX: Final = 5
-_BICUBIC: Final = 3
+_BILINEAR, _BICUBIC = 2, 3
 _Colours = tuple[float, float, float]
 _HALVES: Final = (0.5, 0.5, 0.5)
 _HALVES_BOTH: Final = (_HALVES, _HALVES)
@@ -65,11 +72,12 @@ class ImageSettings:
 
 
 def read_image_settings(
-    source: Source, *, side: int, places_max: int | None = None
+    source: Source, *, side: int, places_max: int | None = None, tokens: int | None = None
 ) -> ImageSettings:
     """Return how images become squares of `side` pixels.
 
-    places_max: where they keep their shape and become several, how many at most.
+    places_max: where they keep their shape and become several, how many at most. tokens: what an
+    image takes in a prompt, where the files may say it too.
 
     Raises:
         InvalidModel: no file says how, or it says what is not supported, or another side; names
@@ -84,7 +92,7 @@ def read_image_settings(
             problem = f"missing, and {PROCESSOR_FILE} has no {_WITHIN}: the model sees, and no file"
             raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
         values = inner
-    reading = _Reading(file, values, side)
+    reading = _Reading(file, values, side, tokens)
     return reading.settings() if places_max is None else reading.read_shaped(places_max)
 
 
@@ -95,11 +103,14 @@ class _Reading:
     file: str
     values: Mapping[str, Any]
     side: int
+    tokens: int | None
 
     def settings(self) -> ImageSettings:
         """Return what the file says."""
         by_shorter = self._kind()
         self._check_switches()
+        if self._name() == _PANNING:
+            self._check_panning()
         crops = self._flag("do_center_crop", default=by_shorter)
         shorter = self._shorter_side(by_shorter=by_shorter)
         if crops:
@@ -158,6 +169,15 @@ class _Reading:
         if self._flag("do_pad", default=False):
             raise self._error("do_pad", "true is not supported")
 
+    def _check_panning(self) -> None:
+        """Refuse crops beside the image, and another number of places than the model has."""
+        if self._flag("do_pan_and_scan", default=False):
+            raise self._error("do_pan_and_scan", "true is not supported")
+        key = "image_seq_length"
+        if self.tokens is not None and self._whole(key, self.tokens) != self.tokens:
+            problem = f"{self.values[key]!r} is not the {self.tokens} of the model's config"
+            raise self._error(key, problem)
+
     def _kind(self) -> bool:
         name = self._name()
         if name not in _KINDS:
@@ -185,7 +205,8 @@ class _Reading:
             raise self._error(key, problem)
 
     def _resample(self) -> int:
-        stated = self.values.get("resample", _BICUBIC)
+        default = _BILINEAR if self._name() == _PANNING else _BICUBIC
+        stated = self.values.get("resample", default)
         if type(stated) is not int or not 0 <= stated <= _RESAMPLE_MAX:
             raise self._error("resample", f"{stated!r} is not in 0..{_RESAMPLE_MAX}")
         return stated

@@ -29,6 +29,19 @@ class SightSizes:
     """Values alive at most while one image is seen."""
     varies: bool = False
     """Whether an image keeps its shape: it has then rows and columns of places."""
+    whole: bool = False
+    """Whether an image's places see each other, both ways: no pass has some of them alone."""
+    marks: tuple[int, int] | None = None
+    """The tokens before and behind an image's places where a template writes the first one alone,
+    for all of it; None: it writes `token_id`."""
+
+    @property
+    def around(self) -> tuple[int, int, int] | None:
+        """The tokens of an image with its marks, one for all places; None: it has no marks."""
+        if self.marks is None:
+            return None
+        before, behind = self.marks
+        return before, self.token_id, behind
 
     @property
     def pixels_nbytes(self) -> int:

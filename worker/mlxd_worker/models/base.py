@@ -58,6 +58,9 @@ class Batch:
     turns: mx.array | None = None
     """Where tokens stand for rotations, where that is not their position: int32 [N], as `offsets`;
     or [3, N, width], by time, height and width. For models that turn by these three."""
+    lasts: tuple[int, ...] = ()
+    """The last position that each token sees, all of them in this pass or before it; empty: its
+    own. Of a prefill alone."""
 
     @property
     def turned(self) -> mx.array:
@@ -231,4 +234,5 @@ def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:
         width=batch.width,
         dtype=dtype,
         counts=batch.counts,
+        lasts=batch.lasts,
     )

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 NESTED: Final = "Gemma3ForConditionalGeneration"
-"""Its config is that of its text, one level down."""
+"""Its config is that of its text, one level down, beside a tower's."""
 SIGHTED: Final = "LlavaForConditionalGeneration"
-"""So is this one's, beside a tower's."""
+"""So is this one's."""
 SHAPED: Final = "Qwen2_5_VLForConditionalGeneration"
 """This one's lies flat beside a tower's, and its heads turn by three axes."""
 
@@ -92,6 +92,12 @@ _TOWER: Final[Mapping[str, Any]] = {
     "image_size": 32,
     "patch_size": 8,
 }
+_MARKS: Final[Mapping[str, Any]] = {
+    "mm_tokens_per_image": 4,
+    "image_token_index": 5,
+    "boi_token_index": 6,
+    "eoi_token_index": 7,
+}
 _SHAPED_TOWER: Final[Mapping[str, Any]] = {
     "depth": 2,
     "hidden_size": 32,
@@ -132,7 +138,8 @@ def config_of(architecture: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, 
     """Return a family's config.json of these sizes."""
     own = {**sizes, **OWN[architecture]}
     if architecture == NESTED:
-        own = {"text_config": own, "tie_word_embeddings": False}
+        tower = {**_TOWER, "model_type": "siglip_vision_model"}
+        own = {"text_config": own, "vision_config": tower, "tie_word_embeddings": False, **_MARKS}
     if architecture == SIGHTED:
         own = {"text_config": own, "vision_config": _TOWER, "image_token_id": 5}
     if architecture == SHAPED:

@@ -57,6 +57,8 @@ class Family(Generic[Config]):
     restore: Callable[[Config, Sequence[TensorFact]], tuple[TensorSpec, ...]] | None = None
     """Where what is stored is read by other rules than these: checks it all, nothing being read,
     and returns what will be made of it, packed as it will be."""
+    blind: Family[Any] | None = None
+    """What describes a checkpoint in which nothing that sees is stored: its text alone."""
 
 
 def llama_footprint(config: DecoderConfig) -> Footprint:

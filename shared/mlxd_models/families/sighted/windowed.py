@@ -17,7 +17,7 @@ from typing import Any, Final
 from mlxd_models.families.common.decoder import HEADS_MAX, LAYERS_MAX, WIDTH_MAX
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
-from mlxd_models.families.sighted.tower import COLOURS, SIDE_MAX
+from mlxd_models.families.sighted.tower import COLOURS, SCORES_MAX, SIDE_MAX
 from mlxd_models.sizes.weight_forms import TOWER_PREFIX
 from mlxd_shared import config
 
@@ -29,8 +29,6 @@ PATCHES: Final = f"{TOWER_PREFIX}patch_embed.proj"
 MERGER_NORM: Final = f"{TOWER_PREFIX}merger.ln_q"
 MERGER: Final = (f"{TOWER_PREFIX}merger.mlp.0", f"{TOWER_PREFIX}merger.mlp.2")
 NORM_EPS: Final = 1e-6
-SCORES_MAX: Final = 1 << 24
-"""Scores of queries and keys that are there at once: 64 queries of the largest image."""
 MERGE_MAX: Final = 16
 FRAMES_MAX: Final = 16
 BASE_DEFAULT: Final = 10_000.0

@@ -20,9 +20,10 @@ import mlx.core as mx
 
 from mlxd_models.families.sighted import windowed as names
 from mlxd_models.families.sighted.tower import COLOURS, TowerActivation
-from mlxd_models.families.sighted.windowed import SCORES_MAX, WindowedConfig
+from mlxd_models.families.sighted.windowed import WindowedConfig
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.layers.tower import activate
+from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, normed_times
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
@@ -52,35 +53,6 @@ def lay_windows(rows: int, columns: int, window: int) -> Windows:
             by_size.setdefault(len(places), []).append(places)
     order = [place for alike in by_size.values() for places in alike for place in places]
     return Windows(tuple(order), tuple((len(alike), size) for size, alike in by_size.items()))
-
-
-def attend_bounded(
-    queries: mx.array, keys: mx.array, values: mx.array, *, scores_max: int = SCORES_MAX
-) -> mx.array:
-    """Return what queries `[N, heads, length, width]` read of their own N, all of it.
-
-    Several windows at once, or some queries of one: never more scores than `scores_max`, but for
-    those of one query.
-    """
-    count, heads, length, width = queries.shape
-    scale = 1 / math.sqrt(width)
-    each = heads * length * length
-    if count * each <= scores_max:
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
-    windows = max(scores_max // each, 1)
-    queries_max = length if each <= scores_max else max(scores_max // (heads * length), 1)
-    parts = []
-    for first in range(0, count, windows):
-        own = slice(first, first + windows)
-        read = []
-        for begin in range(0, length, queries_max):
-            some = queries[own, :, begin : begin + queries_max]
-            read.append(
-                mx.fast.scaled_dot_product_attention(some, keys[own], values[own], scale=scale)
-            )
-            mx.eval(read[-1])
-        parts.append(mx.concatenate(read, axis=2))
-    return mx.concatenate(parts, axis=0)
 
 
 @dataclass(frozen=True, slots=True)
