@@ -33,7 +33,7 @@ from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.weight_forms import FloatType, is_expert
+from mlxd_models.sizes.weight_forms import TOWER_PREFIX, FloatType, is_expert
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -109,6 +109,9 @@ def describe(
     config = family.parse(values)
     weights = read_weights(stored)
     facts = _name_tensors(weights.facts, family)
+    if family.blind is not None and not any(fact.name.startswith(TOWER_PREFIX) for fact in facts):
+        family = family.blind
+        config = family.parse(values)
     try:
         specs = _check_specs(family, config, facts)
     except InvalidModel as error:
