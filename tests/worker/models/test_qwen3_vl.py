@@ -183,7 +183,9 @@ def test_without_a_tower_it_is_its_text(name: str, tmp_path: Path) -> None:
     assert difference(*both) < 1e-5
 
 
-@pytest.mark.parametrize("missing", ["vision_tower.merger.norm.bias", "vision_tower.pos_embed.weight"])
+@pytest.mark.parametrize(
+    "missing", ["vision_tower.merger.norm.bias", "vision_tower.pos_embed.weight"]
+)
 def test_a_tower_is_whole_or_not_there(missing: str, tmp_path: Path) -> None:
     """One tensor too few is an error that names it, no text alone."""
     folder = BY_NAME["deep"].write(tmp_path / "model")

@@ -27,7 +27,7 @@ from mlxd_worker.kernels.device import runs_cpu
 
 @dataclass(frozen=True, slots=True)
 class Inlay:
-    """Rows that take the places of tokens' embeddings, and what is added behind the first layers."""
+    """Rows in the places of tokens' embeddings, and what is added behind the first layers."""
 
     start: int
     """The place of the first, among all tokens of a pass."""

@@ -92,9 +92,7 @@ class RopeConfig:
         if not self.mixed:
             return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
         turns = (pair % 3 for pair in range(sum(counts)))
-        return tuple(
-            axis if pair < 3 * counts[axis] else 0 for pair, axis in enumerate(turns)
-        )
+        return tuple(axis if pair < 3 * counts[axis] else 0 for pair, axis in enumerate(turns))
 
     @property
     def gain(self) -> float:

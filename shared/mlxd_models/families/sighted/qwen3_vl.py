@@ -36,6 +36,7 @@ DENSE: Final = "Qwen3VLForConditionalGeneration"
 SPARSE: Final = "Qwen3VLMoeForConditionalGeneration"
 _TOKEN_DEFAULT: Final = 151_655
 _SECTIONS_DEFAULT: Final = (24, 20, 20)
+_DEEP_DEFAULT: Final = (8, 16, 24)
 _Parse = Callable[[Mapping[str, Any]], DecoderConfig]
 
 
@@ -78,7 +79,7 @@ def _parse(config: Mapping[str, Any], architecture: str, parse: _Parse) -> Qwen3
     plain, sections = take_sections(own, _SECTIONS_DEFAULT, mixed=True)
     text = parse(plain)
     rope = turn_by(own, text.rope, sections, dims=text.head_dim, mixed=True)
-    tower = parse_stacked(fields.part(VISION_CONFIG))
+    tower = parse_stacked(fields.part(VISION_CONFIG), deep=_DEEP_DEFAULT)
     check_output(fields, tower.output, text.hidden)
     if tower.levels > text.layers:
         problem = f"{tower.levels} levels for {text.layers} layers of the text"
@@ -105,9 +106,7 @@ def qwen3_vl_footprint(config: Qwen3VlConfig) -> Footprint:
     return replace(llama_footprint(config.text), sight=sight)
 
 
-def _parse_blind(
-    config: Mapping[str, Any], *, architecture: str, parse: _Parse
-) -> DecoderConfig:
+def _parse_blind(config: Mapping[str, Any], *, architecture: str, parse: _Parse) -> DecoderConfig:
     """Return the text's config alone: its tokens have one place on all axes."""
     own = nested_text(architecture, Fields(config))
     return parse(take_sections(own, _SECTIONS_DEFAULT, mixed=True)[0])

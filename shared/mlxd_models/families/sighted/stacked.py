@@ -44,6 +44,7 @@ MERGER_NORM: Final = "norm"
 MERGER_LINEARS: Final = ("linear_fc1", "linear_fc2")
 NORM_EPS: Final = 1e-6
 TABLE_MAX: Final = SIDE_MAX**2
+_DEEP: Final = "deepstack_visual_indexes"
 _GELU: Final = "gelu_pytorch_tanh"
 
 _DEFAULTS: Final[Mapping[str, Any]] = MappingProxyType(
@@ -128,10 +129,13 @@ class StackedConfig:
         return max(math.isqrt(rows), 1)
 
 
-def parse_stacked(fields: Fields) -> StackedConfig:
-    """Return the config of a tower; raises InvalidModel, naming the key, as families do."""
+def parse_stacked(fields: Fields, *, deep: tuple[int, ...] = ()) -> StackedConfig:
+    """Return the config of a tower; raises InvalidModel, naming the key, as families do.
+
+    deep: its deep layers where they are not stated.
+    """
     stated = {key: value for key, value in fields.values.items() if value is not None}
-    fields = Fields({**_DEFAULTS, **stated}, fields.prefix)
+    fields = Fields({**_DEFAULTS, _DEEP: deep, **stated}, fields.prefix)
     check_colours(fields)
     fields.demand("hidden_act", _GELU)
     layers = fields.integer("depth", low=1, high=LAYERS_MAX)
@@ -159,8 +163,8 @@ def parse_stacked(fields: Fields) -> StackedConfig:
 
 
 def _deep_layers(fields: Fields, layers: int) -> tuple[int, ...]:
-    key = "deepstack_visual_indexes"
-    stated = fields.values.get(key, ())
+    key = _DEEP
+    stated = fields.values[key]
     if not isinstance(stated, list | tuple) or any(type(index) is not int for index in stated):
         raise fields.error(key, f"{stated!r} is not a list of layers")
     beyond = [index for index in stated if not 0 <= index < layers]
