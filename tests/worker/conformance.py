@@ -29,6 +29,9 @@ from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.llava_cases import CASES as LLAVAS
 from tests.support.llava_cases import GOLDEN as LLAVA_LOGITS
 from tests.support.llava_cases import Case as LlavaCase
+from tests.support.qwen3_vl_cases import CASES as QWEN3_VLS
+from tests.support.qwen3_vl_cases import GOLDEN as QWEN3_VL_LOGITS
+from tests.support.qwen3_vl_cases import TYPES as QWEN3_VL_TYPES
 from tests.support.qwen_vl_cases import CASES as QWEN_VLS
 from tests.support.qwen_vl_cases import GOLDEN as QWEN_VL_LOGITS
 from tests.support.qwen_vl_cases import Case as ShapedCase
@@ -82,9 +85,10 @@ INTRODUCTION: Final = (
     "numbers that they stand for, in `tests/worker/models/test_formats.py`. Windows of Mistral and",
     "Qwen2, which mlx-lm has not, are held to dense attention in",
     "`tests/worker/models/test_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
-    "heads whose width 32 divides. LLaVA's and Qwen2.5-VL's figures are the distance from",
+    "heads whose width 32 divides. Figures of models that see are the distance from",
     "transformers' own logits, of prompts with images (`tests/support/llava_reference.py`,",
-    "`tests/support/qwen_vl_reference.py`); Gemma 3's are of both (`gemma3_reference.py` there).",
+    "`tests/support/qwen_vl_reference.py`, `tests/support/qwen3_vl_reference.py`); Gemma 3's are of",
+    "both (`gemma3_reference.py` there).",
 )
 
 GEMMA: Final = "Gemma3ForConditionalGeneration"
@@ -200,7 +204,10 @@ def findings() -> list[Finding]:
         findings_by_name[name] = _with(findings_by_name[name], case)
     findings_by_name[GEMMA] = _together(findings_by_name[GEMMA], _seeing_wholes())
     findings_by_name[LLAVA] = _seeing()
-    findings_by_name[QWEN_VL] = _seeing_shapes()
+    findings_by_name[QWEN_VL] = _seeing_shapes(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS)
+    for name in QWEN3_VL_TYPES:
+        own = [case for case in QWEN3_VLS if case.architecture == name]
+        findings_by_name[name] = _seeing_shapes(name, own, QWEN3_VL_LOGITS)
     for name in test_models_sliding.VARIANTS:
         config = test_models_sliding.config_of(name)
         (architecture,) = config["architectures"]
@@ -222,14 +229,14 @@ def _seeing() -> Finding:
     return _by_golden(LLAVA, LLAVAS, LLAVA_LOGITS, logits_of)
 
 
-def _seeing_shapes() -> Finding:
-    """Return what was found of Qwen2.5-VL, whose images keep their shape, likewise."""
+def _seeing_shapes(name: str, cases: Sequence[ShapedCase], file: Path) -> Finding:
+    """Return what was found of a Qwen whose images keep their shape, likewise."""
 
     def logits_of(model: Model, folder: Path, case: ShapedCase) -> mx.array:
         shown = shown_by(model, folder, case)
         return read_shapes(model, caches_of(model), shown, [len(case.prompt)])
 
-    return _by_golden(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS, logits_of)
+    return _by_golden(name, cases, file, logits_of)
 
 
 def _seeing_wholes() -> Finding:

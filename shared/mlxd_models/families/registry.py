@@ -13,7 +13,7 @@ from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
 from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
 from mlxd_models.families.sighted import gemma3 as seeing_gemma3
-from mlxd_models.families.sighted import llava, qwen2_5_vl
+from mlxd_models.families.sighted import llava, qwen2_5_vl, qwen3_5_vl, qwen3_vl
 
 Registry: TypeAlias = Mapping[str, Family[Any]]
 
@@ -50,7 +50,11 @@ REGISTRY: Final[Registry] = MappingProxyType(
         "Qwen3ForCausalLM": qwen3.QWEN3,
         "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
         "Qwen3NextForCausalLM": qwen3_next.QWEN3_NEXT,
+        "Qwen3VLForConditionalGeneration": qwen3_vl.QWEN3_VL,
+        "Qwen3VLMoeForConditionalGeneration": qwen3_vl.QWEN3_VL_MOE,
         "Qwen3_5ForCausalLM": qwen3_5.QWEN3_5,
+        "Qwen3_5ForConditionalGeneration": qwen3_5_vl.QWEN3_5_VL,
         "Qwen3_5MoeForCausalLM": qwen3_5_moe.QWEN3_5_MOE,
+        "Qwen3_5MoeForConditionalGeneration": qwen3_5_vl.QWEN3_5_MOE_VL,
     }
 )

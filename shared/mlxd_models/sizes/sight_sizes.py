@@ -24,11 +24,14 @@ class SightSizes:
     """Width and height of an image as the model sees it, in pixels; what both are multiples of
     where sizes vary."""
     hidden: int
-    """Values of a feature: what the decoder's embeddings have."""
+    """Values of a feature that take an embedding's place."""
     pass_values: int
     """Values alive at most while one image is seen."""
     varies: bool = False
     """Whether an image keeps its shape: it has then rows and columns of places."""
+    levels: int = 0
+    """How many of the decoder's first layers are given more of each place: a feature has so many
+    times `hidden` values behind the first ones."""
     whole: bool = False
     """Whether an image's places see each other, both ways: no pass has some of them alone."""
     marks: tuple[int, int] | None = None
@@ -73,4 +76,5 @@ class SightSizes:
 
     def kept_nbytes(self, item_nbytes: int) -> int:
         """Return what the features of images take that are kept."""
-        return config.IMAGE_FEATURES_KEPT_MAX * self.tokens * self.hidden * item_nbytes
+        feature = (1 + self.levels) * self.hidden
+        return config.IMAGE_FEATURES_KEPT_MAX * self.tokens * feature * item_nbytes

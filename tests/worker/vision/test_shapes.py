@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import struct
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -29,6 +31,7 @@ from tests.support.seeing_shapes import (
     shaped_settings,
     write_shaped_settings,
 )
+from tests.support.tiny_model import write_json
 
 TARGET = Target(SIDE, None, 3, 4 * SIDE * SIDE, PLACES_MAX * SIDE * SIDE)
 SIZES = ((24, 24), (31, 40), (200, 37), (9, 80), (333, 250), (24, 300), (5, 5), (64, 63), (1, 1),
@@ -38,21 +41,29 @@ SIGHT_SIZES = SightSizes(
 )
 
 
-def transformers_pixels(image: Image.Image) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
-    """Return 8-bit pixels, rows and columns of places as transformers' own processor makes them."""
+def transformers_pixels(
+    image: Image.Image, patch: int = PATCH, **sizes: Any
+) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
+    """Return 8-bit pixels, rows and columns of places as transformers' own processor makes them.
+
+    patch: its side. sizes: what else the processor's file says of sizes.
+    """
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen  # noqa: PLC0415
 
-    settings = shaped_settings() | {"do_rescale": False, "do_normalize": False}
+    settings = shaped_settings(MERGE * patch) | {"do_rescale": False, "do_normalize": False}
+    if sizes:
+        del settings["min_pixels"], settings["max_pixels"]
     del settings["image_processor_type"]
-    made = qwen.Qwen2VLImageProcessorPil(**settings)(image, return_tensors="np")
+    made = qwen.Qwen2VLImageProcessorPil(**settings | sizes)(image, return_tensors="np")
     ((frames, height, width),) = np.asarray(made["image_grid_thw"]).tolist()
     assert frames == 1
     rows, columns = height // MERGE, width // MERGE
-    shape = (rows, columns, MERGE, MERGE, 3, 2, PATCH, PATCH)
+    shape = (rows, columns, MERGE, MERGE, 3, 2, patch, patch)
     patches = np.asarray(made["pixel_values"]).reshape(shape)
     assert (patches[:, :, :, :, :, 0] == patches[:, :, :, :, :, 1]).all()
     upright = patches[:, :, :, :, :, 0].transpose(0, 2, 5, 1, 3, 6, 4)
-    return upright.reshape(rows * SIDE, columns * SIDE, 3), (rows, columns)
+    side = MERGE * patch
+    return upright.reshape(rows * side, columns * side, 3), (rows, columns)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -61,6 +72,29 @@ def test_pixels_and_places_equal_transformers(size: tuple[int, int]) -> None:
     image = picture(3, width=size[0], height=size[1])
     expected, places = transformers_pixels(image)
     _, shown = decode_image(encode_image(image), "", TARGET)
+    grid, colours = grid_of(shown)
+    assert grid == places
+    made = np.frombuffer(colours, np.uint8).reshape(expected.shape)
+    assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(641, 480), (90, 800), (31, 40)])
+def test_pixels_by_edges_equal_transformers(size: tuple[int, int], tmp_path: Path) -> None:
+    """As Qwen3-VL's and Qwen3.5's files say it: patches of 16, and sizes as edges that are numbers
+    of pixels."""
+    edges = {"shortest_edge": 65_536, "longest_edge": 262_144}
+    image, side = picture(7, width=size[0], height=size[1]), 16 * MERGE
+    expected, places = transformers_pixels(image, 16, size=edges)
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessorFast", "size": edges, "patch_size": 16,
+        "merge_size": MERGE, "temporal_patch_size": 2, "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }  # fmt: skip
+    write_json(tmp_path / "preprocessor_config.json", settings)
+    read = read_image_settings(tmp_path, side=side, places_max=config.IMAGE_PLACES_MAX)
+    assert (read.pixels_min, read.pixels_max) == (65_536, 262_144)
+    sizes = replace(SIGHT_SIZES, side=side)
+    _, shown = decode_image(encode_image(image), "", Target(**Sight(sizes, read).target))
     grid, colours = grid_of(shown)
     assert grid == places
     made = np.frombuffer(colours, np.uint8).reshape(expected.shape)

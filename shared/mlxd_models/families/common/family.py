@@ -58,7 +58,7 @@ class Family(Generic[Config]):
     """Where what is stored is read by other rules than these: checks it all, nothing being read,
     and returns what will be made of it, packed as it will be."""
     blind: Family[Any] | None = None
-    """What describes a checkpoint in which nothing that sees is stored: its text alone."""
+    """What a checkpoint is that has no tensor of the tower, as mlx-lm's converter leaves it."""
 
 
 def llama_footprint(config: DecoderConfig) -> Footprint:
