@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final, cast
@@ -15,12 +15,15 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
+from mlxd_models.files.image_settings import read_image_settings
 from mlxd_models.sizes.vlm_types import VLM_TYPES
+from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.request import Image
+from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
 from mlxd_worker.models.vlm.peer import hollow_seeing, restore_seeing, vlm_module
 from mlxd_worker.models.zoo.peer import parameters_of, without_compiling
-from tests.support.seeing import PLACE as PLACE_TEXT
-from tests.support.seeing import write_placed_model
 from tests.support.seeing_shapes import PLACES_MAX
 from tests.support.tiny_model import write_json
 from tests.worker.tiny import write_model
@@ -31,6 +34,7 @@ GRIDS: Final = ((3, 5), (2, 2), (4, 2))
 """Rows and columns of places of three images."""
 PIECES: Final = ((7, 41, 8), (30,), (33, 12), (20, 50, 61))
 """The text around them."""
+ROW: Final = RowId(1)
 SPREAD: Final = 1.0
 """How far logits deviate from each other at least, so that there is something to compare."""
 
@@ -44,7 +48,9 @@ _TEXT: Final[Mapping[str, Any]] = MappingProxyType(
 _IDS: Final[Mapping[str, Any]] = MappingProxyType(
     {"image_token_id": PLACE, "video_token_id": 94, "vision_start_token_id": START}
 )
-_SECTIONS: Final[Mapping[str, Any]] = MappingProxyType({"type": "mrope", "mrope_section": [4, 2, 2]})
+_SECTIONS: Final[Mapping[str, Any]] = MappingProxyType(
+    {"type": "mrope", "mrope_section": [4, 2, 2]}
+)
 _GLM_TOWER: Final[Mapping[str, Any]] = MappingProxyType(
     {
         "depth": 2, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
@@ -57,11 +63,14 @@ _GLM_IDS: Final[Mapping[str, Any]] = MappingProxyType(
 
 
 def _glm(name: str, tower_type: str, **text: Any) -> dict[str, Any]:
+    nested = {**_TEXT, **text}
+    if "rope_parameters" in text:
+        del nested["rope_theta"]
     return {
         "model_type": name,
         "architectures": ["Glm4vForConditionalGeneration"],
         **_GLM_IDS,
-        "text_config": {**_TEXT, **text},
+        "text_config": nested,
         "vision_config": {**_GLM_TOWER, "model_type": tower_type},
     }
 
@@ -97,7 +106,7 @@ CONFIGS: Final[Mapping[str, dict[str, Any]]] = MappingProxyType(
             },
         },
         "glm4v": _glm(
-            "glm4v", "glm4v", model_type="glm4v_text", partial_rotary_factor=0.5,
+            "glm4v", "glm4v", model_type="glm4v_text", partial_rotary_factor=0.5, eos_token_id=[1],
             rope_scaling={"rope_type": "default", "mrope_section": [2, 1, 1]}, attention_bias=True,
         ),
         "glm4v_moe": _glm(
@@ -200,6 +209,66 @@ class Case:
         return settings_of(self.config)
 
 
+def _several(kind: str, **variants: Mapping[str, Mapping[str, Any]]) -> tuple[Case, ...]:
+    more = [Case(kind, name, **changes) for name, changes in variants.items()]
+    return (Case(kind), *more)
+
+
+def _kinds() -> tuple[Case, ...]:
+    """Return five configurations of each type: other patches, layers, heads, parts."""
+    deep, wide = {"vision": {"depth": 3}}, {"vision": {"patch_size": 6}}
+    layered = {"vision": {"num_hidden_layers": 3}}
+    one = {"text": {"num_key_value_heads": 1}}
+    tied = {"text": {"tie_word_embeddings": True}}
+    glm_heads = {"vision": {"num_heads": 4, "intermediate_size": 40}}
+    return (
+        *_several(
+            "qwen2_vl",
+            wide={"vision": {"patch_size": 6, "spatial_patch_size": 6}},
+            frames={"vision": {"temporal_patch_size": 3}},
+            tied=tied,
+            axes={
+                "text": {
+                    "num_key_value_heads": 4,
+                    "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
+                },
+                "vision": {"num_heads": 4, "mlp_ratio": 3},
+            },
+        ),
+        *_several(
+            "dots_ocr", wide=wide, layered=layered, tied=tied,
+            bare={
+                "text": {"attention_bias": False, **one["text"]},
+                "vision": {"post_norm": False, "use_bias": True},
+            },
+        ),
+        *_several(
+            "mage_vl", wide=wide, layered=layered, tied=tied,
+            rms={"text": one["text"], "vision": {"layer_norm_type": "rms_norm", "use_head": False,
+                 "use_patch_position_encoding": True}},
+        ),
+        *_several("glm4v", wide=wide, deep=deep, one=one, heads=glm_heads),
+        *_several(
+            "glm4v_moe", wide=wide, deep=deep, one=one,
+            groups={"text": {"n_group": 2, "topk_group": 1, "n_routed_experts": 8,
+                             "routed_scaling_factor": 1.5, "use_qk_norm": False}},
+        ),
+        *_several(
+            "glm_ocr", wide=wide, deep=deep, one=one,
+            heads={"text": {"head_dim": 8, "rope_parameters": {
+                "rope_type": "default", "mrope_section": [2, 1, 1], "rope_theta": 500,
+                "partial_rotary_factor": 1.0,
+            }}, **glm_heads},
+        ),
+        *_several(
+            "paddleocr_vl", wide=wide, layered=layered, biased={"text": {"use_bias": True}},
+            axes={"text": {**one["text"], "rope_scaling": {
+                "type": "default", "rope_type": "default", "mrope_section": [2, 3, 3],
+            }}},
+        ),
+    )  # fmt: skip
+
+
 def settings_of(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return how a config's images are made ready: 4 to `PLACES_MAX` places of them."""
     vision, kind = config["vision_config"], str(config["model_type"])
@@ -268,7 +337,9 @@ class Peer:
         return cast("mx.array", logits)
 
     def text_logits(self, ids: tuple[int, ...]) -> mx.array:
-        """Return the logits of a text, read at once."""
+        """Return the logits of a text, read at once; nothing of a former prompt is left."""
+        for kept in ("_position_ids", "_rope_deltas"):
+            setattr(self._model.language_model, kept, None)
         with without_compiling():
             cache = vlm_module("cache").make_prompt_cache(self._model.language_model)
             said = self._model(mx.array([list(ids)]), None, mask=None, cache=cache)
@@ -290,6 +361,65 @@ def processed(case: Case) -> tuple[mx.array, mx.array]:
     return patches, mx.array(np.asarray(made["image_grid_thw"]))
 
 
-def write_served(folder: Path, kind: str) -> Path:
-    """Write a whole folder for a worker, with tokenizer and template; return it."""
-    raise NotImplementedError(folder, kind, write_placed_model, PLACE_TEXT)
+def read_prompt(
+    model: Model,
+    caches: RowCaches,
+    shown: Shown,
+    widths: Sequence[int],
+    *,
+    row: RowId = ROW,
+    placed: bool = True,
+) -> mx.array:
+    """Return the logits of a prompt, read in pieces of these widths by turns.
+
+    placed: whether its tokens stand where images have them.
+    """
+    caches.join(row, tokens=len(shown.prompt))
+    parts: list[mx.array] = []
+    begin = 0
+    while begin < len(shown.prompt):
+        tokens = shown.prompt[begin : begin + widths[len(parts) % len(widths)]]
+        count = len(tokens)
+        batch = replace(
+            Batch.prefill(tokens, begin, row),
+            inlays=shown.inlays(begin, count),
+            turns=turns_of([(shown.images, begin, count)]) if placed else None,
+        )
+        parts.append(model.logits(model.forward(batch, caches)))
+        mx.eval(parts[-1], caches.state())
+        begin += count
+    return mx.concatenate(parts, axis=0)
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """A prompt, and what a model sees of its images."""
+
+    prompt: tuple[int, ...]
+    images: tuple[Image, ...] = ()
+    features: tuple[mx.array, ...] = ()
+
+    @property
+    def shift(self) -> int:
+        """By how much what follows stands elsewhere than at its position."""
+        return sum(image.shift for image in self.images)
+
+    def inlays(self, begin: int, count: int) -> tuple[Inlay, ...]:
+        """Return what stands for the tokens of a pass."""
+        inlays = []
+        for image, seen in zip(self.images, self.features, strict=True):
+            start, stop = max(image.start, begin), min(image.stop, begin + count)
+            if start < stop:
+                inlays.append(Inlay(start - begin, seen[start - image.start : stop - image.start]))
+        return tuple(inlays)
+
+
+def shown_by(model: Model, folder: Path, case: Case) -> Shown:
+    """Return a case's prompt with what the model sees of its images."""
+    assert isinstance(model, Sighted)
+    settings = read_image_settings(folder, side=case.side, places_max=PLACES_MAX)
+    features = [model.see(mx.array(pixels)[None], settings)[0] for pixels in case.pixels()]
+    return Shown(case.prompt, case.images, tuple(features))
+
+
+CASES: Final = _kinds()

@@ -34,6 +34,7 @@ REFUSED: Final[Mapping[str, str]] = {
 VOCAB_MIN: Final[Mapping[str, int]] = {"phi3small": 100_352}
 """Types that write to ids of their own, beyond the end of logits for a smaller vocabulary."""
 
+
 def parse_foreign(config: Mapping[str, Any]) -> ForeignConfig:
     """Return what is known of a config without mlx-lm.
 

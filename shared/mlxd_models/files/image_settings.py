@@ -146,8 +146,8 @@ class _Reading:
         """Return what the file says of images that keep their shape."""
         shaping = _SHAPED.get(self._name())
         if shaping is None:
-            stated, known = self.values.get("image_processor_type"), ", ".join(_SHAPED)
-            raise self._error("image_processor_type", f"{stated!r} is not one of {known}")
+            named, kinds = self.values.get("image_processor_type"), ", ".join(_SHAPED)
+            raise self._error("image_processor_type", f"{named!r} is not one of {kinds}")
         self._check_switches()
         if self._flag("do_center_crop", default=False):
             raise self._error("do_center_crop", "true is not supported")
@@ -167,7 +167,9 @@ class _Reading:
         if shaping.counts_frames:
             frames = self._whole("temporal_patch_size", _FRAMES)
             if least % frames or most % frames:
-                raise self._error("size", f"{least} to {most} pixels of {frames} frames are no whole")
+                raise self._error(
+                    "size", f"{least} to {most} pixels of {frames} frames are no whole"
+                )
             least, most = least // frames, most // frames
         bound = places_max * self.side**2
         settings = self._settings(None, plain=(_MEAN, _DEVIATION))

@@ -20,10 +20,10 @@ from mlxd_models.files.tensor_blobs import check_copies
 from mlxd_models.fit.shares import rank_config
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.base import Model
+from mlxd_worker.models.vlm.adapter import seeing
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.reader import Progress, Reader
 from mlxd_worker.models.weights.shards import Share, share_reader
-from mlxd_worker.models.vlm.adapter import seeing
 from mlxd_worker.models.zoo.adapter import ZOO
 
 LIBRARIES = replace(ZOO, seeing=seeing)

@@ -123,7 +123,8 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
     """Return the width and height of an image that keeps its shape: multiples of `side`.
 
     The nearest ones, or where these have too many pixels the next smaller ones of the image made
-    smaller as a whole; where too few, the next larger ones. As Qwen2-VL's processor rounds, and those that are made like it.
+    smaller as a whole; where too few, the next larger ones. As Qwen2-VL's processor
+    rounds, and those that are made like it.
 
     Raises:
         Refused: it is too long for its width, or has more places than an image may have.

@@ -78,7 +78,7 @@ class VlmModel(ZooModel, Sighted):
         """Own `peer`, whose weights are evaluated; see what it remembers in their type."""
         self._seeing = config
         say = partial(_say_text, peer, config.known)
-        super().__init__(config, peer, module=_TextCaches(), say=say)
+        super().__init__(config, peer, caches=PeerCaches(_TextCaches()), say=say)
 
     def see(self, pixels: mx.array, settings: ImageSettings) -> mx.array:
         """Return the features [N, places, hidden] of images of one shape, evaluated."""
@@ -117,9 +117,7 @@ class VlmModel(ZooModel, Sighted):
         return _speak(self._peer, part.tokens, embedded, dressed, places)
 
 
-def patches_of(
-    image: mx.array, *, patch: int, merge: int, frames: int, in_rows: bool
-) -> mx.array:
+def patches_of(image: mx.array, *, patch: int, merge: int, frames: int, in_rows: bool) -> mx.array:
     """Return an image [height, width, 3] as patches, as processors cut it.
 
     in_rows: [1, patches, 3, patch, patch], row by row; else [patches, 3 * frames * patch * patch],

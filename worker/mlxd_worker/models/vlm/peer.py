@@ -80,7 +80,8 @@ def tower_of(peer: Module) -> Any:  # noqa: ANN401 - no types there
 
 def unpack_seeing(peer: Module) -> None:
     """Turn modules that are packed into plain ones, lazily."""
-    from mlx.nn import Embedding, Linear  # noqa: PLC0415 - see `zoo.peer`
+    from mlx.nn.layers.embedding import Embedding  # noqa: PLC0415 - see `zoo.peer`
+    from mlx.nn.layers.linear import Linear  # noqa: PLC0415 - likewise
     from mlx.utils import tree_unflatten  # noqa: PLC0415 - likewise
 
     switches = vlm_module("switch_layers")

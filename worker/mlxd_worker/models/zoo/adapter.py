@@ -104,18 +104,23 @@ class ZooModel:
     """A loaded model of mlx-lm's. One owner: the engine thread."""
 
     def __init__(
-        self, config: ZooConfig, peer: Module, *, module: Any = None, say: Say | None = None
+        self,
+        config: ZooConfig,
+        peer: Module,
+        *,
+        caches: PeerCaches | None = None,
+        say: Say | None = None,
     ) -> None:
         """Own `peer`, whose weights are evaluated; see what it remembers in their type.
 
-        module: the library's caches; None: mlx-lm's. say: see `observe_pass`.
+        caches: the library's; None: mlx-lm's. say: see `observe_pass`.
         """
         self._config = config
         self._peer = peer
         # What comes before the head is the peer's own affair, and nothing is known of what its
         # models do while they are traced.
         self.capabilities = Capabilities(embeds=False, compiles=False)
-        self._caches = PeerCaches(module or module_of("cache"))
+        self._caches = caches or PeerCaches(module_of("cache"))
         self._leaves, logits = observe_pass(peer, self._caches, say)
         self.dtype = logits.dtype
         """What its logits are."""
@@ -177,7 +182,8 @@ class ZooModel:
     def _say(self, part: Part, batch: Batch, dressed: list[Any]) -> mx.array:
         """Return the logits of one part of a pass, lazy."""
         del batch
-        return self._peer(part.tokens, cache=dressed)
+        logits: mx.array = self._peer(part.tokens, cache=dressed)
+        return logits
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab] of what `forward` returned, lazy."""

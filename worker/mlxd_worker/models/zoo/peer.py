@@ -41,9 +41,7 @@ REASON_CHARS_MAX: Final = 500
 """What is told of a library's error, which may name every tensor."""
 
 
-def module_of(
-    name: str, *, package: str = "mlx_lm.models", library: str = MLX_LM
-) -> Any:  # noqa: ANN401 - no types there
+def module_of(name: str, *, package: str = "mlx_lm.models", library: str = MLX_LM) -> Any:  # noqa: ANN401 - no types there
     """Import one of a library's modules; raises InvalidModel if it cannot be imported."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
@@ -61,7 +59,9 @@ def hollow(name: str, config: Mapping[str, Any]) -> Module:
     """Return a model of zeros without memory; raises InvalidModel if mlx-lm refuses the config."""
     module = module_of(name)
     return make_hollow(
-        f"{MLX_LM}'s {name}", lambda values: module.Model(module.ModelArgs.from_dict(values)), config
+        f"{MLX_LM}'s {name}",
+        lambda values: module.Model(module.ModelArgs.from_dict(values)),
+        config,
     )
 
 
