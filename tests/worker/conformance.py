@@ -29,7 +29,7 @@ from tests.support.llava_cases import Case as LlavaCase
 from tests.support.qwen_vl_cases import CASES as QWEN_VLS
 from tests.support.qwen_vl_cases import GOLDEN as QWEN_VL_LOGITS
 from tests.support.qwen_vl_cases import Case as ShapedCase
-from tests.worker import zoo_conformance
+from tests.worker import vlm_conformance, zoo_conformance
 from tests.worker.hybrid import (
     convert,
     error,
@@ -296,5 +296,6 @@ def table(results: list[Finding]) -> str:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(f"{table(findings())}\n{zoo_conformance.section()}", encoding="utf-8")
+    sections = (table(findings()), vlm_conformance.section(), zoo_conformance.section())
+    TABLE.write_text("\n".join(sections), encoding="utf-8")
     sys.stdout.write(TABLE.read_text(encoding="utf-8"))

@@ -26,7 +26,8 @@ from mlxd_worker.models.vlm.peer import hollow_seeing, restore_seeing, vlm_modul
 from mlxd_worker.models.zoo.peer import parameters_of, without_compiling
 from tests.support.seeing_shapes import PLACES_MAX
 from tests.support.tiny_model import write_json
-from tests.worker.tiny import write_model
+from tests.worker.hybrid import error
+from tests.worker.tiny import caches_of, write_model
 
 PLACE, START, END = 5, 6, 9
 """What stands for an image, and what is around one."""
@@ -34,6 +35,10 @@ GRIDS: Final = ((3, 5), (2, 2), (4, 2))
 """Rows and columns of places of three images."""
 PIECES: Final = ((7, 41, 8), (30,), (33, 12), (20, 50, 61))
 """The text around them."""
+TEXT: Final = (9, 8, 7, 3, 55, 2, 80, 61, 11, 40)
+"""A prompt that shows nothing."""
+STEPS: Final = 3
+"""How many of a prompt's last tokens are decoded one by one."""
 ROW: Final = RowId(1)
 SPREAD: Final = 1.0
 """How far logits deviate from each other at least, so that there is something to compare."""
@@ -420,6 +425,27 @@ def shown_by(model: Model, folder: Path, case: Case) -> Shown:
     settings = read_image_settings(folder, side=case.side, places_max=PLACES_MAX)
     features = [model.see(mx.array(pixels)[None], settings)[0] for pixels in case.pixels()]
     return Shown(case.prompt, case.images, tuple(features))
+
+
+def worst_error(case: Case, folder: Path, model: Model) -> float:
+    """Return the largest error of a prompt with images in chunks, then decoded with a text."""
+    peer, shown, caches = Peer(case, folder), shown_by(model, folder, case), caches_of(model)
+    texts = (shown.prompt, TEXT)
+    expected = (peer.logits(), peer.text_logits(TEXT))
+    begun = (replace(shown, prompt=shown.prompt[:-STEPS]), Shown(TEXT[:-STEPS]))
+    rows = (RowId(10), RowId(11))
+    errors = [
+        error(read_prompt(model, caches, prompt, widths, row=row), logits[:-STEPS])
+        for prompt, widths, row, logits in zip(begun, ([7, 3], [4]), rows, expected, strict=True)
+    ]
+    for at in range(-STEPS, 0):
+        offsets = [len(text) + at for text in texts]
+        caches.reserve_all({row: offset + 1 for row, offset in zip(rows, offsets, strict=True)})
+        batch = Batch.decode([text[at] for text in texts], offsets, rows, shifts=[shown.shift, 0])
+        logits = model.logits(model.forward(batch, caches))
+        mx.eval(logits, caches.state())
+        errors.append(error(logits, mx.stack([each[at] for each in expected])))
+    return max(errors)
 
 
 CASES: Final = _kinds()

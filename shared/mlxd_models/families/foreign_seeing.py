@@ -52,8 +52,8 @@ def parse_seeing(config: Mapping[str, Any]) -> ForeignConfig:
     """Return what is known of a config without mlx-vlm.
 
     Raises:
-        InvalidModel: mlxd does not serve such a model of mlx-vlm's, or the config brings code along,
-            names absurdly many parts, packs in an unknown way, or lacks a size.
+        InvalidModel: mlxd does not serve such a model of mlx-vlm's, or the config brings code
+            along, names absurdly many parts, packs in an unknown way, or lacks a size.
     """
     name = vlm_type(config)
     if name is None:
@@ -97,10 +97,8 @@ def sight_of(config: Mapping[str, Any]) -> SightSizes:
     """Return how a model of a config sees; raises InvalidModel for a size that is missing."""
     fields = Fields(config)
     tower = fields.part(VISION_CONFIG)
-    known = VLM_TYPES[str(vlm_type(config))]
     patch = tower.integer("patch_size", low=1, high=PATCH_MAX)
     merge = tower.integer("spatial_merge_size", low=1, high=MERGE_MAX)
-    frames = tower.integer("temporal_patch_size", low=1, high=FRAMES_MAX, default=known.frames)
     for key in ("in_channels", "in_chans", "num_channels"):
         if tower.integer(key, low=1, high=WIDTH_MAX, default=COLOURS) != COLOURS:
             raise tower.error(key, f"only {COLOURS} are supported")
@@ -114,17 +112,21 @@ def sight_of(config: Mapping[str, Any]) -> SightSizes:
         tokens=places,
         side=patch * merge,
         hidden=passes.hidden,
-        pass_values=_pass_values(tower, places, patch=patch, merge=merge, frames=frames),
+        pass_values=pass_values_of(config, places),
         varies=True,
     )
 
 
-def _pass_values(tower: Fields, places: int, *, patch: int, merge: int, frames: int) -> int:
+def pass_values_of(config: Mapping[str, Any], places: int) -> int:
     """Return the values alive at most while an image of so many places is seen.
 
     Its patches beside the widest part of a layer, attention with its scores or the feed-forward,
-    and the places around what merges them.
+    and the places around what merges them. Raises InvalidModel for a size that is missing.
     """
+    tower, known = Fields(config).part(VISION_CONFIG), VLM_TYPES[str(vlm_type(config))]
+    patch = tower.integer("patch_size", low=1, high=PATCH_MAX)
+    merge = tower.integer("spatial_merge_size", low=1, high=MERGE_MAX)
+    frames = tower.integer("temporal_patch_size", low=1, high=FRAMES_MAX, default=known.frames)
     width = max(_sizes(tower, _WIDTHS, WIDTH_MAX))
     heads = max(_sizes(tower, _HEADS, HEADS_MAX))
     inner = max([*_stated(tower, _INNER, WIDTH_MAX), _INNER_FACTOR * width])
