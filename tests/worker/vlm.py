@@ -10,6 +10,7 @@ from typing import Any, Final, cast
 
 import mlx.core as mx
 import numpy as np
+from tokenizers import Tokenizer
 from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
     PaddleOCRVLImageProcessorPil,
 )
@@ -24,8 +25,10 @@ from mlxd_worker.engine.request import Image
 from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
 from mlxd_worker.models.vlm.peer import hollow_seeing, restore_seeing, vlm_module
 from mlxd_worker.models.zoo.peer import parameters_of, without_compiling
+from tests.support.seeing import PLACE as PLACE_TEXT
+from tests.support.seeing import TEMPLATE
 from tests.support.seeing_shapes import PLACES_MAX
-from tests.support.tiny_model import write_json
+from tests.support.tiny_model import write_json, write_text_files
 from tests.worker.hybrid import error
 from tests.worker.tiny import caches_of, write_model
 
@@ -195,11 +198,16 @@ class Case:
             for rows, columns in GRIDS
         ]
 
-    def write(self, folder: Path) -> Path:
-        """Write a model whose logits deviate by `SPREAD` at least; return its folder."""
+    def write(self, folder: Path, *, lively: bool = False) -> Path:
+        """Write a model; return its folder.
+
+        lively: its logits deviate by `SPREAD` at least.
+        """
         weights = vlm_weights(self.config)
         write_model(folder, self.config, stored_layouts(weights))
         write_json(folder / "preprocessor_config.json", self.settings)
+        if not lively:
+            return folder
         spread = cast("float", mx.std(Peer(self, folder).logits()).item())
         if spread < 2 * SPREAD:
             head = next((name for name in weights if name.endswith("lm_head.weight")), None)
@@ -446,6 +454,21 @@ def worst_error(case: Case, folder: Path, model: Model) -> float:
         mx.eval(logits, caches.state())
         errors.append(error(logits, mx.stack([each[at] for each in expected])))
     return max(errors)
+
+
+def write_served(folder: Path, case: Case) -> Path:
+    """Write a whole folder for a worker, with tokenizer and template; return it."""
+    write_text_files(folder)
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_special_tokens([PLACE_TEXT])
+    tokenizer.save(file)
+    vocab, place = tokenizer.get_vocab_size(), tokenizer.token_to_id(PLACE_TEXT)
+    own = replace(case, text={**case.text, "vocab_size": vocab, "image_token_id": place})
+    write_model(folder, own.config, stored_layouts(vlm_weights(own.config)))
+    write_json(folder / "preprocessor_config.json", own.settings)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    return folder
 
 
 CASES: Final = _kinds()

@@ -33,7 +33,7 @@ def line(kind: str) -> str:
     worst, kinds = 0.0, set[str]()
     for case in cases:
         with tempfile.TemporaryDirectory() as scratch:
-            folder = case.write(Path(scratch))
+            folder = case.write(Path(scratch), lively=True)
             model = load(folder)
             worst = max(worst, worst_error(case, folder, model))
             kinds |= {cache.kind.value for cache in model.new_caches() if cache is not None}
