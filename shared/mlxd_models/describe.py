@@ -157,12 +157,16 @@ def packings_on_load(specs: Iterable[TensorSpec], recipe: Recipe) -> dict[str, P
 def _family_of(
     values: Mapping[str, Any], registry: Registry, foreign: Family[Any] | None
 ) -> Family[Any]:
-    """Return the family of our own, or the foreign one where mlx-lm has one and we have none."""
+    """Return the family of our own, or a foreign one where another library has one and we none."""
     name = architecture_of(values)
     if foreign is not None and name not in registry:
         own_types = {family.model_type for family in registry.values()}
-        if zoo_type(values) is not None and values.get("model_type") not in own_types:
-            return foreign
+        if values.get("model_type") not in own_types:
+            seeing = None if foreign.seeing is None else foreign.seeing(values)
+            if seeing is not None:
+                return seeing
+            if zoo_type(values) is not None:
+                return foreign
     return find_family(registry, name)
 
 

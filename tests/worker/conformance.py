@@ -35,7 +35,7 @@ from tests.support.qwen3_vl_cases import TYPES as QWEN3_VL_TYPES
 from tests.support.qwen_vl_cases import CASES as QWEN_VLS
 from tests.support.qwen_vl_cases import GOLDEN as QWEN_VL_LOGITS
 from tests.support.qwen_vl_cases import Case as ShapedCase
-from tests.worker import zoo_conformance
+from tests.worker import vlm_conformance, zoo_conformance
 from tests.worker.hybrid import (
     convert,
     error,
@@ -87,8 +87,8 @@ INTRODUCTION: Final = (
     "`tests/worker/models/test_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
     "heads whose width 32 divides. Figures of models that see are the distance from",
     "transformers' own logits, of prompts with images (`tests/support/llava_reference.py`,",
-    "`tests/support/qwen_vl_reference.py`, `tests/support/qwen3_vl_reference.py`); Gemma 3's are of",
-    "both (`gemma3_reference.py` there).",
+    "`tests/support/qwen_vl_reference.py`, `tests/support/qwen3_vl_reference.py`); Gemma 3's are",
+    "of both (`gemma3_reference.py` there).",
 )
 
 GEMMA: Final = "Gemma3ForConditionalGeneration"
@@ -330,5 +330,6 @@ def table(results: list[Finding]) -> str:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(f"{table(findings())}\n{zoo_conformance.section()}", encoding="utf-8")
+    sections = (table(findings()), vlm_conformance.section(), zoo_conformance.section())
+    TABLE.write_text("\n".join(sections), encoding="utf-8")
     sys.stdout.write(TABLE.read_text(encoding="utf-8"))

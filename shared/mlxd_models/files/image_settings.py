@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -34,10 +35,41 @@ _KINDS: Final[Mapping[str, bool]] = MappingProxyType(
 """Processors that are known, and whether a size that is one number is the shorter side's."""
 _PANNING: Final = "Gemma3ImageProcessor"
 """The one that may cut an image into several, and says how many places each takes."""
-_SHAPED: Final = "Qwen2VLImageProcessor"
-"""The processor of images that keep their shape; sizes that its files may leave out."""
-_PATCH, _MERGE = 14, 2
-_PIXELS_MIN, _PIXELS_MAX = 56 * 56, 28 * 28 * 1280
+_PATCH, _MERGE, _FRAMES = 14, 2, 2
+
+
+class Growth(StrEnum):
+    """How an image with a side that is shorter than a place has grows first, keeping its shape."""
+
+    NOT = "not"
+    WHOLE = "whole"
+    """Until both sides have that many pixels, cut to whole ones."""
+    BY_SIDE = "by side"
+    """First its height, then its width, the other side being rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shaping:
+    """One processor of images that keep their shape."""
+
+    pixels_min: int
+    """What its files may leave out, as the next."""
+    pixels_max: int
+    growth: Growth = Growth.NOT
+    counts_frames: bool = False
+    """Whether these are pixels of all frames, of which an image has `temporal_patch_size`."""
+
+
+_GLM: Final = _Shaping(112 * 112, 28 * 28 * 15_000, Growth.WHOLE, counts_frames=True)
+_SHAPED: Final[Mapping[str, _Shaping]] = MappingProxyType(
+    {
+        "Qwen2VLImageProcessor": _Shaping(56 * 56, 28 * 28 * 1280),
+        "Glm4vImageProcessor": _GLM,
+        "Glm46VImageProcessor": _GLM,
+        "PaddleOCRVLImageProcessor": _Shaping(384 * 384, 1536 * 1536, Growth.BY_SIDE),
+    }
+)
+"""The processors of images that keep their shape."""
 _BACKENDS: Final = ("Fast", "Pil")
 _RESAMPLE_MAX: Final = 5
 _BILINEAR, _BICUBIC = 2, 3
@@ -69,6 +101,8 @@ class ImageSettings:
     """How many pixels an image that keeps its shape has at least; None: all become squares."""
     pixels_max: int | None = None
     """How many it has at most."""
+    growth: Growth = Growth.NOT
+    """What becomes of one that keeps its shape and is too narrow for a place."""
 
 
 def read_image_settings(
@@ -121,9 +155,10 @@ class _Reading:
 
     def read_shaped(self, places_max: int) -> ImageSettings:
         """Return what the file says of images that keep their shape."""
-        if self._name() != _SHAPED:
-            stated = self.values.get("image_processor_type")
-            raise self._error("image_processor_type", f"{stated!r} is not {_SHAPED}")
+        shaping = _SHAPED.get(self._name())
+        if shaping is None:
+            named, kinds = self.values.get("image_processor_type"), ", ".join(_SHAPED)
+            raise self._error("image_processor_type", f"{named!r} is not one of {kinds}")
         self._check_switches()
         if self._flag("do_center_crop", default=False):
             raise self._error("do_center_crop", "true is not supported")
@@ -136,13 +171,25 @@ class _Reading:
         known = {"shortest_edge", "longest_edge"}
         if not isinstance(stated, dict) or {key for key in stated if stated[key]} - known:
             raise self._error("size", f"{size!r} is not a shortest_edge and a longest_edge")
-        least = self._whole("min_pixels", stated.get("shortest_edge") or _PIXELS_MIN)
-        most = self._whole("max_pixels", stated.get("longest_edge") or _PIXELS_MAX)
+        least = self._whole("min_pixels", stated.get("shortest_edge") or shaping.pixels_min)
+        most = self._whole("max_pixels", stated.get("longest_edge") or shaping.pixels_max)
         if least > most:
             raise self._error("min_pixels", f"{least} is above max_pixels {most}")
+        if shaping.counts_frames:
+            frames = self._whole("temporal_patch_size", _FRAMES)
+            if least % frames or most % frames:
+                raise self._error(
+                    "size", f"{least} to {most} pixels of {frames} frames are no whole"
+                )
+            least, most = least // frames, most // frames
         bound = places_max * self.side**2
         settings = self._settings(None, plain=(_MEAN, _DEVIATION))
-        return replace(settings, pixels_min=min(least, bound), pixels_max=min(most, bound))
+        return replace(
+            settings,
+            pixels_min=min(least, bound),
+            pixels_max=min(most, bound),
+            growth=shaping.growth,
+        )
 
     def _settings(self, shorter: int | None, *, plain: tuple[_Colours, _Colours]) -> ImageSettings:
         """Return the settings; `plain` is what the processor subtracts and divides by itself."""

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.files.image_settings import Growth, read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat, ChatMessage, ContentPart
@@ -99,6 +99,35 @@ def test_pixels_by_edges_equal_transformers(size: tuple[int, int], tmp_path: Pat
     assert grid == places
     made = np.frombuffer(colours, np.uint8).reshape(expected.shape)
     assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
+
+
+GROWING = ((5, 5), (1, 1), (3, 70), (70, 3), (7, 40), (40, 7), (8, 3), (31, 40), (641, 480),
+           (7, 7))  # fmt: skip
+
+
+@pytest.mark.parametrize("growth", [Growth.WHOLE, Growth.BY_SIDE])
+@pytest.mark.parametrize("size", GROWING)
+def test_narrow_images_grow_as_their_processors_have_it(
+    size: tuple[int, int], growth: Growth
+) -> None:
+    """GLM's until both sides are a place's, PaddleOCR-VL's side by side; then as all others."""
+    from transformers.models.glm46v import image_processing_pil_glm46v as glm  # noqa: PLC0415
+    from transformers.models.paddleocr_vl import (  # noqa: PLC0415
+        image_processing_pil_paddleocr_vl as paddle,
+    )
+
+    width, height = size
+    least, most = 4 * SIDE**2, PLACES_MAX * SIDE**2
+    if growth is Growth.WHOLE:
+        rows, columns = glm.smart_resize(
+            2, height, width, factor=SIDE, min_pixels=2 * least, max_pixels=2 * most
+        )
+    else:
+        rows, columns = paddle.smart_resize(
+            height, width, factor=SIDE, min_pixels=least, max_pixels=most
+        )
+    target = replace(TARGET, growth=growth.value)
+    assert shaped_size(width, height, target) == (columns, rows)
 
 
 def test_a_shape_beyond_bounds_is_refused() -> None:

@@ -37,7 +37,7 @@ class Sight:
     @property
     def target(self) -> dict[str, Any]:
         """What an image is to become, as the process that decodes it is told."""
-        names = ("side", "shorter_side", "resample", "pixels_min", "pixels_max")
+        names = ("side", "shorter_side", "resample", "pixels_min", "pixels_max", "growth")
         return {name: value for name, value in asdict(self.settings).items() if name in names}
 
 

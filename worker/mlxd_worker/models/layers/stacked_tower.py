@@ -27,6 +27,7 @@ from mlxd_worker.models.layers.patches import (
     turn_heads,
 )
 from mlxd_worker.models.layers.tower import LayerNorm, activate, scale_pixels
+from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
 
