@@ -21,7 +21,8 @@ from tests.support.engines import Collected, TinyEngine, engine_on
 from tests.support.resuming import resumed_prompt
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.tiny import caches_of, ints, load
-from tests.worker.vlm import CASES, END, GRIDS, PIECES, PLACE, START, Case, Shown, read_prompt
+from tests.worker.vlm import CASES, GRIDS, PIECES, Case, Shown, read_prompt
+from tests.worker.vlm_configs import END, PLACE, START
 
 TOKENS = 9
 KINDS = {case.kind: case for case in CASES if case.name == "plain"}
