@@ -60,7 +60,7 @@ def adopt(turn: Turn, event: Adopted) -> None:
 
 
 def _fits(state: State, device: Device, need_bytes: int) -> bool:
-    """Return whether each rank's need fits beside all who stay; those on their way out do not count."""
+    """Return whether each rank's need fits beside all who stay: not those on their way out."""
     staying = [
         m for m in state.models.values() if isinstance(m.phase, phases.Loading | phases.Ready)
     ]

@@ -70,6 +70,11 @@ class Calls:
         """Tell the leader."""
         self._wire.send(kind)
 
+    def beat(self) -> None:
+        """Tell the leader that this rank lives, and what it holds; raises WireBroken."""
+        measure = self.measure
+        self._wire.send(FrameKind.BEAT, b"" if measure is None else pack_memory(measure()))
+
     def now_s(self) -> float:
         """Return the leader's clock, as it read it here."""
         return real_of(self._expect(FrameKind.CLOCK))
@@ -100,8 +105,7 @@ class Calls:
     def _beat(self) -> None:
         try:
             while not self._over.wait(config.RANK_BEAT_S):
-                measure = self.measure
-                self._wire.send(FrameKind.BEAT, b"" if measure is None else pack_memory(measure()))
+                self.beat()
         except WireBroken as error:
             _end(f"the leader: {error}")
 
@@ -133,7 +137,9 @@ def _trim(host: ModelHost) -> None:
 def _perform(host: ModelHost, calls: Calls) -> None:
     frame = calls.next()
     if frame.kind is FrameKind.LOAD:
-        calls.answer(FrameKind.LOADED if _loads(host, frame) else FrameKind.REFUSED)
+        loaded = _loads(host, frame)
+        calls.beat()
+        calls.answer(FrameKind.LOADED if loaded else FrameKind.REFUSED)
         return
     if frame.kind not in _CALLS:
         raise Differs(f"no call begins with {frame.kind.name}")

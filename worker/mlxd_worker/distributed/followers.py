@@ -67,6 +67,7 @@ class Followers:
                     stdin=subprocess.DEVNULL,
                 )
             self._processes.append(process)
+            self.memory[rank] = RankMemory(pid=process.pid)
             self._wires[rank] = Wire(own)
             self._start(self._listen, rank, process)
         self._start(self._watch)

@@ -39,6 +39,8 @@ class Line:
     claimed_bytes: Mapping[str, int]
     claimed_places: Mapping[str, int]
     claimed_slots: int
+    awaited: frozenset[str]
+    """Devices on which no later load begins: a group waits there until all of it is at rest."""
     position: int
 
 

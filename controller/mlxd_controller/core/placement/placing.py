@@ -12,7 +12,8 @@ Invariants:
 - A GPU takes one load at a time, and none while a worker is leaving it; other GPUs go on. No load
   begins on a device that is above its marks.
 - What is said of a device holds for each of a group's: a model over several of them begins where
-  all have room, and has a claim on all.
+  all have room, and has a claim on all. While it waits for their loads alone, no later one begins
+  there: they would never all be at rest.
 """
 
 from __future__ import annotations
@@ -38,19 +39,22 @@ def place_all(turn: Turn) -> None:
     claimed_bytes: Counter[str] = Counter()
     claimed_places: Counter[str] = Counter()
     claimed_slots = 0
+    awaited: frozenset[str] = frozenset()
     queue = turn.state.queue()
     if not queue:
         return
     for position, (model, queued) in enumerate(queue, start=1):
         if backs_off(turn, model, queued):
             continue
-        line = Line(claimed_bytes, claimed_places, claimed_slots, position)
+        line = Line(claimed_bytes, claimed_places, claimed_slots, awaited, position)
         home = _place(turn, turn.state.models[model.digest], line)
         if home is not None:
             claimed_slots += 1
             for name, ranks in home.device.parts.items():
                 claimed_bytes[name] += home.plan.least_bytes * ranks
                 claimed_places[name] += 1
+            if home.fits and home.device.members:
+                awaited |= home.device.parts.keys()
     again_s = look_again_s(turn.state, turn.now_s)
     if again_s != turn.state.look_again_s:
         turn.state = replace(turn.state, look_again_s=again_s)
@@ -65,7 +69,8 @@ def _place(turn: Turn, model: Model, line: Line) -> Home | None:
     if fitting and turn.state.is_pressed(fitting[0].device):
         return fitting[0] if wait_or_refuse(turn, model, queued, line.position) else None
     for home in fitting:
-        if not busy_device(turn.state, home.device):
+        at_rest = line.awaited.isdisjoint(home.device.parts)
+        if at_rest and not busy_device(turn.state, home.device):
             _start(turn, model, queued, home.plan.within(home.free_bytes))
             return None
     awaited = fitting or [home for home in homes if home.comes]
