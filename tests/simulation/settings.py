@@ -23,7 +23,7 @@ STOP_S_MAX = 12.0
 HUGE = "huge"
 WIDE = "wide"
 """A model that no single device can hold, and two GPUs of one machine can; its size is a rank's."""
-WIDE_SOUGHT = 0.15
+WIDE_SOUGHT = 0.4
 """How often it is asked for, where there is one."""
 
 
@@ -148,7 +148,7 @@ def widen(setting: Setting, seed: int) -> Setting:
     kind = setting.devices[0].kind
     if len(budgets) < 2 or kind != "cuda":
         return setting
-    mib = int(budgets[-2] / MIB * rng.uniform(0.3, 1.0))
+    mib = int(budgets[-2] / MIB * rng.uniform(0.5, 1.0))
     while mib > 0 and need_of(mib, kind) > budgets[-2]:
         mib -= GPU_TIMES
     shortened = any(least_need_of(mib, kind) <= nbytes < need_of(mib, kind) for nbytes in budgets)

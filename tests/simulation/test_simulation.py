@@ -32,7 +32,6 @@ HARD_STATES = (
     "death in use",
     "death while stopping",
     "duplicate event",
-    "evicted from several devices",
     "evicted on another device",
     "eviction",
     "eviction under pressure",
