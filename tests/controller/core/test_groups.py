@@ -148,7 +148,7 @@ def test_two_go_where_each_of_two_devices_lacks_room() -> None:
 
 def test_a_group_that_waits_for_loads_is_not_overtaken_there() -> None:
     """No later load begins on its devices: they would never all be at rest."""
-    talk = Conversation(*gpus(2, 2))
+    talk = Conversation(*gpus(3, 3))
     talk.arrive("m", PART // 2)
     talk.arrive("n", PART // 2)
     talk.load("w", LoadSpec(ranks=2), model=wide())
