@@ -31,7 +31,7 @@ from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.modules import check_modules, has_pooling
 from mlxd_models.files.stored_files import Signature
 from mlxd_models.fit.facts import ModelFacts
-from mlxd_models.fit.parts import facts_with_parts
+from mlxd_models.fit.rank_facts import facts_with_parts
 from mlxd_shared.config import MODELS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import SamplingOptions

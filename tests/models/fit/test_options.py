@@ -13,7 +13,7 @@ from mlxd_models.families.common.packing import Packing
 from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.facts import Packable
 from mlxd_models.fit.options import check_options
-from mlxd_models.fit.parts import facts_with_parts
+from mlxd_models.fit.rank_facts import facts_with_parts
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions, Weights
 from tests.support.model_facts import facts
