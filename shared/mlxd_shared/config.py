@@ -220,6 +220,8 @@ IMAGE_PIXELS_HELD_BYTES_MAX = 512 * MIB  # of streams that run or wait
 IMAGE_HELD_RETRY_S = 1.0
 IMAGE_TOKENS_MAX = 16_384  # of one image in a prompt, as a model's config may have it
 IMAGE_PLACES_MAX = 4096  # of one image whose size varies: a larger one is made smaller
+IMAGE_WHOLE_TOKENS_MAX = PREFILL_CHUNK_TOKENS  # of one whose places see each other: a pass has all
+IMAGE_PLACES_ADAPTED_MAX = 1024  # likewise, where mlx-vlm's tower sees all patches at once
 IMAGES_TOGETHER_MAX = 4  # of one size, that a model sees in one pass
 IMAGE_FEATURES_KEPT_MAX = 16  # images whose features are kept for later chunks and prompts
 # Text becomes tokens, and tokens text: short ones on threads of the worker, long ones in a child.

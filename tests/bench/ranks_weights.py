@@ -54,17 +54,20 @@ def read_random() -> None:
     ) -> mx.array:
         del dtype  # bfloat16, as stored
         parts = []
-        for name, part in slabs:
-            fact = self._facts[name]
-            rows = range(fact.shape[0]) if part is None else part
-            assert isinstance(rows, range)
+        for name, _ in slabs:
+            fact, part = self._facts[name], self._parts.get(name)
+            rows, columns = range(fact.shape[0]), slice(None)
+            if part is not None and part.axis == 0:
+                rows = part.span
+            elif part is not None:
+                columns = slice(part.span.start, part.span.stop)
             step = max(fact.shape[0] // BLOCKS, 1)
             for first in range(rows.start, rows.stop, step):
                 key = mx.random.key(crc32(f"{name} {first}".encode()))
                 values = mx.random.normal(
                     (step, *fact.shape[1:]), mx.bfloat16, scale=SPREAD, key=key
                 )
-                parts.append(1 + values if "norm" in name else values)
+                parts.append(1 + values if "norm" in name else values[..., columns])
             self._let_go(name)
         array = mx.concatenate(parts, axis=0).reshape(shape)
         mx.eval(array)

@@ -19,7 +19,7 @@ from mlxd_gateway.common.fates import (
 from mlxd_gateway.common.images import URL_HELP, Linked
 from mlxd_shared import config
 
-NO_SIGHT = "no model here reads documents: text and images alone"
+NO_SIGHT = "no model here hears, watches videos or reads documents: text and images alone"
 OF_CACHE = "prefixes are kept by themselves"
 OF_SERVER = "tools run with the client, not here"
 OF_ACCOUNT = "concerns an account with Anthropic"
@@ -31,6 +31,7 @@ _OfServer = foreign(
     "text_editor_code_execution_tool_result", "tool_search_tool_result", "container_upload",
 )  # fmt: skip
 _SearchResult = foreign("send it as text", "search_result")
+_Heard = foreign(NO_SIGHT, "video", "audio")
 
 
 class _Block(msgspec.Struct, tag_field="type", forbid_unknown_fields=True, kw_only=True):
@@ -104,7 +105,7 @@ if TYPE_CHECKING:
 else:
     ResultBlock = Union[
         (
-            Text, Image, Document, *_SearchResult,
+            Text, Image, Document, *_SearchResult, *_Heard,
             *foreign(OF_SERVER, "tool_reference", "browser_state"),
         )
     ]  # fmt: skip
@@ -125,7 +126,7 @@ if TYPE_CHECKING:
 else:
     UserBlock = Union[
         (
-            Text, ToolResult, Image, Document, *_SearchResult, *_OfServer,
+            Text, ToolResult, Image, Document, *_SearchResult, *_OfServer, *_Heard,
             *foreign(OF_ASSISTANT, "thinking", "redacted_thinking", "tool_use"),
         )
     ]  # fmt: skip

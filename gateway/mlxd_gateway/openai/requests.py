@@ -6,17 +6,25 @@ Beside OpenAI's own fields stand those that clients of other servers of this API
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeAlias, Union
 
 import msgspec
 from msgspec import Raw
 
-from mlxd_gateway.common.fates import ABSENT, Stops, honour, pass_over, turn_down
+from mlxd_gateway.common.fates import (
+    ABSENT,
+    Foreign,
+    Stops,
+    foreign,
+    honour,
+    pass_over,
+    turn_down,
+)
 from mlxd_gateway.common.images import URL_HELP, Linked
 from mlxd_shared import config
 
 NO_SOUND = "no model here speaks"
-NO_SIGHT = "no model here hears or reads files: text and images alone"
+NO_SIGHT = "no model here hears, watches videos or reads files: text and images alone"
 SIGHT_ALIKE = "a model sees every image alike"
 OF_ACCOUNT = "concerns an account with OpenAI"
 SENT_BACK = "part of an answer that is sent back"
@@ -67,7 +75,13 @@ Prompts = str | list[str | int | list[int]]
 Inputs = (
     str | Annotated[list[str | int | list[int]], msgspec.Meta(max_length=config.EMBED_TEXTS_MAX)]
 )
-Content = str | list[Text | Refusal | Image | Audio | File]
+if TYPE_CHECKING:
+    Part: TypeAlias = Text | Refusal | Image | Audio | File | Foreign
+else:
+    Part = Union[
+        (Text, Refusal, Image, Audio, File, *foreign(NO_SIGHT, "video_url", "audio_url", "video"))
+    ]
+Content = str | list[Part]
 
 
 class _Message(msgspec.Struct, tag_field="role", forbid_unknown_fields=True, kw_only=True):

@@ -56,8 +56,11 @@ def test_who_may_show_what() -> None:
     for role in ("system", "developer", "assistant"):
         assert refuse(pb.ContentPart(image=b"x"), role=role)[0] == f"{place}.image"
     assert refuse(pb.ContentPart(image=b""))[0] == f"{place}.image"
-    other = pb.ContentPart(image=b"x", media_type="image/svg+xml")
-    assert refuse(other)[0] == f"{place}.media_type"
+    for kind in ("image/svg+xml", "video/mp4", "audio/wav"):
+        other = pb.ContentPart(image=b"x", media_type=kind)
+        assert refuse(other)[0] == f"{place}.media_type"
+    unknown = pb.ContentPart.FromString(b"\x22\x01x")  # a field of no kind that there is
+    assert refuse(unknown)[0] == place
     assert refuse(pb.ContentPart(text="x", media_type="image/png"))[0] == f"{place}.media_type"
 
 

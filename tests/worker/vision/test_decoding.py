@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-import random
-import struct
 import zlib
+from itertools import islice
 from typing import Any
 
 import numpy as np
@@ -14,10 +13,13 @@ from PIL import Image
 
 from mlxd_shared import config
 from mlxd_worker.vision.decoding import Refused, Target, decode_image
+from tests.support.broken_pictures import damaged_files, png_of, webp_of
+from tests.support.gemma3_cases import panning_settings
 from tests.support.seeing import change_pixel, encode_image, image_settings, picture
 
 SIDE = 24
 CLIP, SIGLIP = Target(SIDE, SIDE, 3), Target(SIDE, None, 3)
+TARGETS = {"clip": CLIP, "siglip": SIGLIP, "gemma3": Target(SIDE, None, 2)}
 SIZES = ((24, 24), (31, 40), (200, 37), (9, 80), (333, 250), (24, 300), (5, 5), (64, 63), (1, 1),
          (641, 480))  # fmt: skip
 BROKEN = 500
@@ -39,23 +41,29 @@ def refusal(content: bytes, media_type: str = "") -> str:
 def transformers_pixels(image: Image.Image, tower: str) -> np.ndarray[Any, Any]:
     """Return 8-bit pixels as transformers' own processor on Pillow makes them."""
     from transformers.models.clip import image_processing_pil_clip as clip  # noqa: PLC0415
+    from transformers.models.gemma3 import image_processing_pil_gemma3 as gemma3  # noqa: PLC0415
     from transformers.models.siglip import image_processing_pil_siglip as siglip  # noqa: PLC0415
 
-    kinds = {"clip": clip.CLIPImageProcessorPil, "siglip": siglip.SiglipImageProcessorPil}
-    settings = image_settings(SIDE, tower=tower)
+    kinds = {
+        "clip": clip.CLIPImageProcessorPil,
+        "siglip": siglip.SiglipImageProcessorPil,
+        "gemma3": gemma3.Gemma3ImageProcessorPil,
+    }
+    is_gemma = tower == "gemma3"
+    settings = panning_settings(SIDE) if is_gemma else image_settings(SIDE, tower=tower)
     del settings["image_processor_type"]
     settings |= {"do_rescale": False, "do_normalize": False}
     made = kinds[tower](**settings)(image, return_tensors="np")["pixel_values"][0]
     return np.asarray(made).transpose(1, 2, 0)
 
 
-@pytest.mark.parametrize("tower", ["clip", "siglip"])
+@pytest.mark.parametrize("tower", ["clip", "siglip", "gemma3"])
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_equal_transformers(tower: str, size: tuple[int, int]) -> None:
     """Of every shape, wide, tall and tiny: within one step of 8 bits."""
     image = picture(3, width=size[0], height=size[1])
     expected = transformers_pixels(image, tower)
-    made = pixels_of(encode_image(image), CLIP if tower == "clip" else SIGLIP)
+    made = pixels_of(encode_image(image), TARGETS[tower])
     assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
 
 
@@ -101,26 +109,6 @@ def test_an_image_is_named_by_what_it_shows() -> None:
     assert decode_image(encode_image(change_pixel(image)), "", CLIP)[0] not in names
 
 
-def png_of(width: int, height: int, body: bytes = b"") -> bytes:
-    """Return a PNG whose header says so, and whose pixels are `body`."""
-
-    def chunk(name: bytes, content: bytes) -> bytes:
-        crc = zlib.crc32(name + content)
-        return struct.pack(">I", len(content)) + name + content + struct.pack(">I", crc)
-
-    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
-    parts = (chunk(b"IHDR", header), chunk(b"IDAT", body), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(parts)
-
-
-def webp_of(width: int, height: int) -> bytes:
-    """Return a WebP of one pixel whose header says so."""
-    whole = encode_image(picture(1, width=1, height=1), "WEBP", lossless=True)
-    assert whole[12:16] == b"VP8L"
-    size = (width - 1) | (height - 1) << 14
-    return whole[:21] + size.to_bytes(4, "little") + whole[25:]
-
-
 def test_a_header_is_judged_before_its_pixels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many pixels, or a side too long, are refused by their numbers, however small the file;
     no decoder of WebP, which has room for all pixels at once, is made."""
@@ -143,20 +131,9 @@ def test_a_header_is_judged_before_its_pixels(monkeypatch: pytest.MonkeyPatch) -
 
 def test_broken_and_lying_files_are_refused() -> None:
     """Cut, overwritten, of other kinds, or empty: 500 files, each a sentence and no other error."""
-    draws = random.Random(7)
-    whole = [encode_image(picture(number), kind) for number in range(3)
-             for kind in ("PNG", "JPEG", "WEBP", "GIF")]  # fmt: skip
     refused = 0
-    for number in range(BROKEN):
-        content = bytearray(whole[number % len(whole)])
-        if number % 3 == 0:
-            del content[draws.randrange(1, len(content) // 2) :]
-        elif number % 3 == 1:
-            for _ in range(24):
-                content[draws.randrange(len(content))] = draws.randrange(256)
-        else:
-            content[: draws.randrange(4, 20)] = draws.randbytes(12)
-        reason = _reason_of(bytes(content))
+    for content in islice(damaged_files(7), BROKEN):
+        reason = _reason_of(content)
         refused += bool(reason)
         assert len(reason) < 500
         assert "0x" not in reason

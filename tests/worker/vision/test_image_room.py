@@ -19,6 +19,7 @@ from mlxd_shared.domain.chats import Chat, ChatMessage, ContentPart
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
 from mlxd_worker.vision.room import ImageRoom
 from mlxd_worker.vision.sight import Sight
+from tests.support.broken_pictures import png_of
 from tests.support.seeing import (
     SIDE,
     TOKENS,
@@ -27,7 +28,6 @@ from tests.support.seeing import (
     picture,
     write_image_settings,
 )
-from tests.worker.vision.test_decoding import png_of
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 LONG_S = 60.0

@@ -43,7 +43,7 @@ class Gallery:
         self._settings = settings
         self._kept_max = kept_max
         self._features: OrderedDict[bytes, mx.array] = OrderedDict()
-        """By the image's name, [tokens, hidden], the one used last at the end."""
+        """By the image's name, [tokens, (1 + levels) * hidden], the one used last at the end."""
         self.seen = 0
         """How many images the tower has evaluated."""
 
@@ -94,7 +94,8 @@ class Gallery:
 
     def _see(self, images: Sequence[Image]) -> None:
         height, width = (self.sizes.side * count for count in images[0].grid or (1, 1))
-        joined = memoryview(b"".join(image.pixels for image in images))
+        alone = images[0].pixels if len(images) == 1 else None
+        joined = memoryview(b"".join(image.pixels for image in images) if alone is None else alone)
         pixels = mx.array(joined)  # type: ignore[arg-type]  # MLX reads any buffer
         features = self._model.see(pixels.reshape(-1, height, width, 3), self._settings)
         for index, image in enumerate(images):

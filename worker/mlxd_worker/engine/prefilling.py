@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from mlxd_models.sizes.pass_sizes import together_max
@@ -35,6 +36,7 @@ from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried, Stepper
 from mlxd_worker.engine.stepping.forward import RowChunk, prefill
+from mlxd_worker.engine.stepping.spans import count_whole
 from mlxd_worker.engine.waiting import Turns
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.models.base import Capabilities, Passes
@@ -239,7 +241,8 @@ class Prefill:
 
     def _add_next(self, row: Row) -> bool:
         """Put the row's next chunk among those to be read; False where the step may do no more."""
-        tokens = self._pacer.chunk(self._wanted_count(row), self._clock())
+        fit = partial(count_whole, row.request.images, row.offset)
+        tokens = self._pacer.chunk(self._wanted_count(row), self._clock(), fit=fit)
         if not tokens:
             return False
         beyond = not self._attended.beside(tokens, row.offset + tokens).within(self._most)

@@ -240,7 +240,10 @@ def _read_chats(
     if template is None:
         return None
     chars_max = tokenizer.chars_max(plan.context_length)
-    chat = ChatFormat(template, tokenizer, chars_max=chars_max, sees=sight is not None)
+    image = None if sight is None else sight.sizes.around
+    chat = ChatFormat(
+        template, tokenizer, chars_max=chars_max, sees=sight is not None, image_ids=image
+    )
     if sight is not None:
         check_placeholder(sight, chat.control.ids.values())
     return chat

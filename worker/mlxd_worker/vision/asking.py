@@ -12,6 +12,7 @@ GOOD: Final = b"+"
 BAD: Final = b"-"
 NAME_NBYTES: Final = 32
 """Of an image's name, before its pixels in an answer."""
+Bytes = bytes | memoryview
 _GRID: Final = Struct("<II")
 """Rows and columns of places, between both where an image keeps its shape."""
 
@@ -26,8 +27,11 @@ def grid_bytes(rows: int, columns: int) -> bytes:
     return _GRID.pack(rows, columns)
 
 
-def grid_of(shown: bytes) -> tuple[tuple[int, int], bytes]:
-    """Return such an image's rows and columns, and its pixels; of a shorter answer, none."""
+def grid_of(shown: Bytes) -> tuple[tuple[int, int], Bytes]:
+    """Return such an image's rows and columns, and its pixels; of a shorter answer, none.
+
+    Of a view the pixels are one, too: nothing is copied.
+    """
     if len(shown) < _GRID.size:
         return (0, 0), b""
     rows, columns = _GRID.unpack_from(shown)

@@ -6,6 +6,8 @@ Invariants:
 - Of a photograph that is followed by others in its file (MPO), as cameras write, it is the first.
 - Pixels are those that transformers' processors have before they scale them: turned as the camera
   says, three colours without transparency, resized by Pillow, the middle cut out.
+- What is decoded is there once, and twice while it is turned or its colours change: no copy of it
+  is made besides.
 - An image is named by its pixels as they are decoded, before they are resized: the same picture in
   another file has the same name, and one pixel changes it.
 """
@@ -15,6 +17,7 @@ from __future__ import annotations
 import io
 import math
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -27,6 +30,7 @@ from mlxd_worker.vision.asking import NAME_NBYTES, grid_bytes
 
 _MPO: Final = "MPO"
 """What Pillow calls a JPEG that has an index of further ones behind it."""
+_STRIP_PIXELS: Final = 1 << 18
 ASPECT_MAX: Final = 200
 """How much longer one side may be where an image keeps its shape: as its processor has it."""
 
@@ -44,6 +48,8 @@ class Target:
     resample: int
     pixels_min: int | None = None
     pixels_max: int | None = None
+    growth: str = "not"
+    """How one that keeps its shape grows first if it is too narrow for a place; see `Growth`."""
 
 
 def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes, bytes]:
@@ -60,7 +66,8 @@ def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes
         with warnings.catch_warnings(action="ignore"), _open(content) as image:
             _check_header(image, media_type)
             image.load()
-            upright = ImageOps.exif_transpose(image).convert("RGB")
+            ImageOps.exif_transpose(image, in_place=True)
+            upright: Image.Image = image if image.mode == "RGB" else image.convert("RGB")
     except Refused:
         raise
     except Image.DecompressionBombError:
@@ -72,12 +79,21 @@ def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes
         raise Refused(f"no image that can be read ({known}): {_short(error)}") from error
     name = blake2b(digest_size=NAME_NBYTES)
     name.update(b"%d %d " % upright.size)
-    name.update(upright.tobytes())
+    for strip in _strips(upright):
+        name.update(strip)
     seen = _fit(upright, target)
-    if target.pixels_max is None:
-        return name.digest(), seen.tobytes()
-    grid = grid_bytes(seen.height // target.side, seen.width // target.side)
-    return name.digest(), grid + seen.tobytes()
+    del image, upright
+    grid = b""
+    if target.pixels_max is not None:
+        grid = grid_bytes(seen.height // target.side, seen.width // target.side)
+    return name.digest(), b"".join((grid, *_strips(seen)))
+
+
+def _strips(image: Image.Image) -> Iterator[bytes]:
+    """Yield an image's pixels row by row, some rows at a time."""
+    rows = max(_STRIP_PIXELS // image.width, 1)
+    for top in range(0, image.height, rows):
+        yield image.crop((0, top, image.width, min(top + rows, image.height))).tobytes()
 
 
 def _open(content: bytes) -> Image.Image:
@@ -121,11 +137,13 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
     """Return the width and height of an image that keeps its shape: multiples of `side`.
 
     The nearest ones, or where these have too many pixels the next smaller ones of the image made
-    smaller as a whole; where too few, the next larger ones. As Qwen2-VL's processor rounds.
+    smaller as a whole; where too few, the next larger ones. As Qwen2-VL's processor
+    rounds, and those that are made like it.
 
     Raises:
         Refused: it is too long for its width, or has more places than an image may have.
     """
+    width, height = _grown(width, height, target)
     if max(width, height) > ASPECT_MAX * min(width, height):
         raise Refused(f"{width} x {height} pixels: too long for its width")
     side, least, most = target.side, target.pixels_min or 1, target.pixels_max or 1
@@ -141,6 +159,23 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
         most_places = config.IMAGE_PLACES_MAX
         raise Refused(f"takes {rows * columns} tokens; an image takes at most {most_places}")
     return columns * side, rows * side
+
+
+def _grown(width: int, height: int, target: Target) -> tuple[int, int]:
+    """Return the size of an image that is as long as a place both ways, where it grows to that.
+
+    As GLM-4V's processor, and PaddleOCR-VL's, do before they round.
+    """
+    side = target.side
+    if target.growth == "whole" and min(width, height) < side:
+        scale = max(side / height, side / width)
+        return int(width * scale), int(height * scale)
+    if target.growth == "by side":
+        if height < side:
+            width, height = round(width * side / height), side
+        if width < side:
+            width, height = side, round(height * side / width)
+    return width, height
 
 
 def _short(error: Exception) -> str:

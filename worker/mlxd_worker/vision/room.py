@@ -10,6 +10,7 @@ Invariants:
   its child is the error of that file's field.
 - Pixels are counted before an image is decoded and until its stream ends, and so does its decoding:
   at most IMAGE_PIXELS_HELD_BYTES_MAX are held by all streams.
+- They are there once, in what the child has answered: what is passed on is a view of it.
 """
 
 from __future__ import annotations
@@ -28,7 +29,15 @@ from mlxd_shared.domain.errors import InvalidRequest, QueueFull, ShuttingDown
 from mlxd_worker.killable.pool import Pool
 from mlxd_worker.killable.questions import Closed, Died, Late, Stop
 from mlxd_worker.rooms.askers import Askers
-from mlxd_worker.vision.asking import BAD, COMMAND, GOOD, NAME_NBYTES, grid_of, question_of
+from mlxd_worker.vision.asking import (
+    BAD,
+    COMMAND,
+    GOOD,
+    NAME_NBYTES,
+    Bytes,
+    grid_of,
+    question_of,
+)
 from mlxd_worker.vision.sight import Sight
 
 
@@ -38,7 +47,7 @@ class Pixels:
 
     name: bytes
     """Of no other image."""
-    colours: bytes
+    colours: Bytes
     """Rows of pixels, 8 bits for each of three colours."""
     grid: tuple[int, int] | None = None
     """Rows and columns of its places, where it keeps its shape."""
@@ -161,12 +170,13 @@ class ImageRoom:
         if answer.startswith(BAD):
             problem = answer[len(BAD) :].decode(errors="replace")
             raise InvalidRequest.of(field, problem[: config.CHAT_PROBLEM_CHARS_MAX])
-        named = answer[len(GOOD) :]
-        name, shown = named[:NAME_NBYTES], named[NAME_NBYTES:]
+        named = memoryview(answer)[len(GOOD) :]
+        digest = blake2b(named, digest_size=NAME_NBYTES)
+        shown = named[NAME_NBYTES:]
         sizes = sight.sizes
         grid, colours = grid_of(shown) if sizes.varies else (None, shown)
         tokens = sizes.tokens if grid is None else grid[0] * grid[1]
         if not 1 <= tokens <= sizes.tokens or len(colours) != sizes.nbytes_of(tokens):
             raise InvalidRequest.of(field, "its decoder answered nonsense")
         # With the pixels themselves, so that a file that took its decoder over names none but them.
-        return Pixels(blake2b(name + shown, digest_size=NAME_NBYTES).digest(), colours, grid)
+        return Pixels(digest.digest(), colours, grid)

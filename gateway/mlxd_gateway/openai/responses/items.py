@@ -20,7 +20,7 @@ UNSEEN = "models are not shown it"
 
 NO_FILES = "files are not kept here: send the image itself"
 
-_File = foreign(NO_SIGHT, "input_file", "input_audio")
+_File = foreign(NO_SIGHT, "input_file", "input_audio", "input_video")
 _OtherItem = (
     *foreign(
         NO_TOOLS,

@@ -166,7 +166,7 @@ class SideBySide(Weighted):
 class Summed(Weighted):
     """A linear whose inputs are divided among ranks: each one's products are a part of the sum."""
 
-    part: Linear
+    part: Linear | PackedLinear
     """This rank's inputs, without the bias, which is added once, to the sum."""
     group: mx.distributed.Group
     bias: mx.array | None = None
