@@ -29,6 +29,7 @@ from mlxd_controller.fleet.members import Member, Members
 from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.settings import FLEET_SCHEME
 from mlxd_shared import config
+from mlxd_shared.domain.devices import JOINT
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
 
@@ -145,7 +146,7 @@ async def _list_members() -> list[Member]:
 
 def _name_of(node: Mapping[str, Any]) -> str:
     name = node["Labels"].get(NAME_LABEL) or node["NodeID"][:8]
-    return str(name).replace("/", "-")
+    return str(name).replace("/", "-").replace(JOINT, "-")
 
 
 async def _start_agent(member: Member) -> RayNode:
