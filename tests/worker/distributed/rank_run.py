@@ -89,16 +89,16 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=40)
     parser.add_argument("--weights", type=Weights, default=Weights.AUTO)
     parser.add_argument("--hit", type=int, nargs=2, default=(-1, 0))
-    asked = parser.parse_args()
-    ranks, (hit_at, number) = asked.ranks, asked.hit
+    options = parser.parse_args()
+    ranks, (hit_at, number) = options.ranks, options.hit
     prepare_backend()
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS
 
     host = ModelHost(device=DeviceKind.CPU) if ranks == 1 else lead(ranks)
-    spec = LoadSpec(rows_max=8, weights=asked.weights)
-    host.load(LoadJob(asked.model, "demo", "d" * 64, spec), lambda _: None)
+    spec = LoadSpec(rows_max=8, weights=options.weights)
+    host.load(LoadJob(options.model, "demo", "d" * 64, spec), lambda _: None)
     sinks: dict[int, Heard] = {}
-    coming, steps = make_requests(asked.model, asked.streams, asked.tokens, sinks), 0
+    coming, steps = make_requests(options.model, options.streams, options.tokens, sinks), 0
     while coming or host.busy:
         if coming and (steps % 3 == 0 or not host.busy):
             host.submit(coming.pop(0))
@@ -118,7 +118,7 @@ def main() -> None:
     tokens = {str(n): sink.ids for n, sink in sinks.items()}
     errors = [sink.error for sink in sinks.values() if sink.error]
     whole = {"ids": tokens, "errors": errors, "nbytes": nbytes, "steps": steps}
-    asked.out.write_text(json.dumps(whole))
+    options.out.write_text(json.dumps(whole))
 
 
 if __name__ == "__main__":

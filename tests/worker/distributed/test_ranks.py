@@ -43,9 +43,9 @@ def test_packed_experts_draw_the_tokens_of_one_rank(tmp_path: Path) -> None:
     """Experts in 4 bits stay so, divided inside."""
     config = change(QWEN3_MOE, num_hidden_layers=2, moe_intermediate_size=64)
     model = write_readable(tmp_path / "model", config)
-    asked = ("--streams", "6", "--tokens", "12", "--weights", "stored")
-    alone = run_streams(1, tmp_path / "1", *asked, model=model)
-    two = run_streams(2, tmp_path / "2", *asked, model=model)
+    options = ("--streams", "6", "--tokens", "12", "--weights", "stored")
+    alone = run_streams(1, tmp_path / "1", *options, model=model)
+    two = run_streams(2, tmp_path / "2", *options, model=model)
     assert_equal_streams(alone, two)
     assert two["nbytes"] < alone["nbytes"]
 
