@@ -201,8 +201,8 @@ def check_probe(probe: dict[str, Any], container: dict[str, Any], address: str) 
     if "grpc" in probe:
         assert probe["grpc"] == {"port": port}
     elif "exec" in probe:
-        asked = parse_command(probe["exec"]["command"])
-        assert (port_of(asked["address"]), str(asked["tls_ca"])) == (
+        health = parse_command(probe["exec"]["command"])
+        assert (port_of(health["address"]), str(health["tls_ca"])) == (
             str(port),
             "/etc/mlxd/tls/ca.crt",
         )
