@@ -56,7 +56,7 @@ MUTANTS = (
         "what loads has no claim on memory",
         "room.py",
         "        if plan is None or not model.reserved_bytes:\n",
-        "        if plan is None or not model.reserved_bytes or isinstance(model.phase, Loading):\n",
+        "        if plan is None or not isinstance(model.phase, Draining | Unloading):\n",
     ),
     Mutant(
         "others are evicted for what can never fit",
