@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -333,8 +334,9 @@ async def kill_rank(client: Client, model: str, tokens: int) -> None:
 
 def wait_gone(pids: list[int]) -> None:
     """Wait until none of the processes lives."""
+    pause = threading.Event()
     while any(psutil.pid_exists(pid) for pid in pids):
-        time.sleep(0.01)
+        pause.wait(0.01)
 
 
 def device_memory() -> list[str]:
