@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 import subprocess
@@ -30,12 +29,10 @@ from mlxd import Client, Delta, FitReport, LoadSpec, MlxdError, SamplingOptions
 from mlxd_controller.cli.commands.serving.serve import LISTENING
 from mlxd_controller.memory.device import usable_gpus
 from mlxd_shared.domain.devices import DeviceKind
-from mlxd_worker.distributed.group import join_group, make_group
-from mlxd_worker.machine.backend import prepare_backend
+from tests.bench.ranks_machine import ROWS, measure_machine, tell
 from tests.support.cli import clean_environment
 
 PROMPT = 8192
-ROWS = (1, 8)
 TIE = 0.15
 """Two best log-probabilities of a random bfloat16 model that are nearer than this are a tie."""
 START_S = 120.0
@@ -46,9 +43,6 @@ SHAPES = {
     "70b": (8192, 80, 64, 8, 28672, 128256),
     "70b-half": (8192, 40, 64, 8, 28672, 128256),
 }
-READ_BYTES = {DeviceKind.CPU: 64 << 20}
-"""How many bytes of weights are read to time that; of GPUs READ_GPU_BYTES."""
-READ_GPU_BYTES = 4 << 30
 
 
 def config_of(name: str) -> dict[str, object]:
@@ -70,87 +64,6 @@ def config_of(name: str) -> dict[str, object]:
         "hidden_act": "silu",
         "tie_word_embeddings": False,
     }
-
-
-def tell(**values: object) -> None:
-    """Print one line of results."""
-    sys.stdout.write(json.dumps(values) + "\n")
-    sys.stdout.flush()
-
-
-# --- what the machine does -----------------------------------------------------------------------
-
-
-def time_machine(rank: int, ranks: int, hidden: int) -> None:
-    """Tell what a sum takes in a chain of 64, by rows, and a read of weights, as one rank."""
-    kind = prepare_backend().kind
-    share = join_group(rank, ranks, kind)
-    import mlx.core as mx  # noqa: PLC0415 - after the BLAS
-
-    for rows in (*ROWS, 32, 2048):
-        ones = mx.ones((rows, hidden), mx.bfloat16)
-
-        def chain(ones: mx.array = ones) -> mx.array:
-            out = ones
-            for _ in range(64):
-                out = mx.distributed.all_sum(out, group=share.group) * 0.5
-            return out
-
-        mx.eval(chain(), chain())
-        began_s = time.monotonic()
-        for _ in range(5):
-            mx.eval(chain())
-        each_us = (time.monotonic() - began_s) / 5 / 64 * 1e6
-        if rank == 0:
-            tell(part="sum", ranks=ranks, rows=rows, hidden=hidden, us=round(each_us, 1))
-    form = mx.float32 if kind is DeviceKind.CPU else mx.bfloat16
-    each_nbytes = 4 * hidden * hidden * form.size
-    count = max(READ_BYTES.get(kind, READ_GPU_BYTES) // each_nbytes, 2)
-    weights = [mx.random.normal((4 * hidden, hidden), form) for _ in range(count)]
-    row = mx.ones((1, hidden), form)
-    mx.eval(weights, row)
-
-    def read() -> list[mx.array]:
-        return [row @ each.T for each in weights]
-
-    mx.eval(read())
-    began_s = time.monotonic()
-    for _ in range(5):
-        mx.eval(read())
-    rate = 5 * count * each_nbytes / (time.monotonic() - began_s)
-    if rank == 0:
-        tell(part="read", gb_per_s=round(rate / 1e9, 1), bytes_per_s=int(rate))
-
-
-def measure_machine(ranks: int, kind: DeviceKind, large: str) -> tuple[dict[int, float], float]:
-    """Return the microseconds of a sum by rows, and the bytes of weights read in a second."""
-    group = make_group(ranks, kind)
-    command = [sys.executable, "-m", "tests.bench.ranks", "--ranks", str(ranks), "--large", large]
-    processes = [
-        subprocess.Popen(
-            [*command, "--machine-rank", str(rank)],
-            env={**os.environ, **group.environment(rank)},
-            pass_fds=group.descriptors,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(ranks)
-    ]
-    sums, rate = {}, 0.0
-    for process in processes:
-        out, _ = process.communicate()
-        if process.returncode:
-            raise SystemExit(f"a rank ended with {process.returncode}")
-        for line in (json.loads(text) for text in out.splitlines() if text.startswith("{")):
-            tell(**line)
-            if line["part"] == "sum":
-                sums[line["rows"]] = line["us"]
-            else:
-                rate = line["bytes_per_s"]
-    return sums, rate
-
-
-# --- what is served ------------------------------------------------------------------------------
 
 
 @asynccontextmanager
@@ -188,9 +101,16 @@ class Heard:
 
 
 async def generate(
-    client: Client, model: str, prompt: int, tokens: int, *, number: int, ties: bool = False
+    client: Client,
+    model: str,
+    prompt: int,
+    tokens: int,
+    *,
+    number: int,
+    ties: bool = False,
+    begun: asyncio.Event | None = None,
 ) -> Heard:
-    """Generate greedily after a prompt of its own, so many tokens long."""
+    """Generate greedily after a prompt of its own, so many tokens long; `begun` is set then."""
     heard = Heard()
     ids = tuple((7 * at + 31 * number) % 4000 for at in range(prompt))
     stream = client.generate(
@@ -205,6 +125,8 @@ async def generate(
     async with stream as events:
         async for event in events:
             if isinstance(event, Delta):
+                if begun is not None:
+                    begun.set()
                 heard.ids += event.token_ids
                 heard.times.append((time.monotonic(), len(heard.ids)))
                 heard.gaps += [p.top[0].logprob - p.top[1].logprob for p in event.logprobs]
@@ -315,8 +237,9 @@ async def kill_rank(client: Client, model: str, tokens: int) -> None:
     whole = await generate(client, model, 16, tokens, number=950)
     (worker,) = [w for w in (await client.status(model)).workers if w.exit_code is None]
     pids = [rank.pid for rank in worker.memory.ranks]
-    stream = asyncio.create_task(generate(client, model, 16, tokens, number=950))
-    await asyncio.sleep(0.2)
+    begun = asyncio.Event()
+    stream = asyncio.create_task(generate(client, model, 16, tokens, number=950, begun=begun))
+    await begun.wait()
     killed_s = time.monotonic()
     os.kill(pids[-1], signal.SIGKILL)
     await asyncio.to_thread(wait_gone, pids)
@@ -352,7 +275,9 @@ def device_memory() -> list[str]:
 
 async def run(options: argparse.Namespace, kind: DeviceKind, models: dict[str, Path]) -> None:
     """Run all parts."""
-    sums, rate = await asyncio.to_thread(measure_machine, options.ranks, kind, options.large)
+    sums, rate = await asyncio.to_thread(
+        measure_machine, options.ranks, kind, SHAPES[options.large][0]
+    )
     context = options.prompt + 256
     async with serve(models) as client:
         await time_tokens(client, options.ranks)
@@ -381,7 +306,7 @@ async def run(options: argparse.Namespace, kind: DeviceKind, models: dict[str, P
 
 
 def main() -> None:
-    """Run all parts, or one rank of the first."""
+    """Run all parts."""
     parser = argparse.ArgumentParser(prog="ranks")
     parser.add_argument("--ranks", type=int, default=2)
     parser.add_argument("--small", default="8b", choices=SHAPES)
@@ -389,11 +314,7 @@ def main() -> None:
     parser.add_argument("--half", default="70b-half", choices=SHAPES, help="if that does not fit")
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prompt", type=int, default=PROMPT)
-    parser.add_argument("--machine-rank", type=int)
     options = parser.parse_args()
-    if options.machine_rank is not None:
-        time_machine(options.machine_rank, options.ranks, SHAPES[options.large][0])
-        return
     began_s = time.monotonic()
     kind = DeviceKind.CUDA if usable_gpus(os.environ) else DeviceKind.CPU
     with tempfile.TemporaryDirectory() as scratch:

@@ -79,7 +79,8 @@ def read_random() -> None:
 
 def main() -> None:
     """Write the models `small`, `large` and `half` of three shapes into a folder."""
-    from tests.bench.ranks import config_of, tell  # noqa: PLC0415 - it starts this
+    from tests.bench.ranks import config_of  # noqa: PLC0415 - it starts this
+    from tests.bench.ranks_machine import tell  # noqa: PLC0415
 
     folder, *shapes = sys.argv[1:]
     for name, shape in zip(("small", "large", "half"), shapes, strict=True):

@@ -45,7 +45,8 @@ def make_host(options: Options, device: DeviceKind) -> ModelHost:
 def main() -> None:
     """Be a controller, or one of its workers."""
     if sys.argv[1:2] == ["serve"]:
-        crew.SubprocessLauncher = partial(SubprocessLauncher, command=COMMAND)  # type: ignore[attr-defined, assignment]
+        launcher = partial(SubprocessLauncher, command=COMMAND)
+        crew.SubprocessLauncher = launcher  # type: ignore[attr-defined, assignment]
         run_mlxd()
         return
     options = parse_options()
