@@ -30,9 +30,6 @@ class Mutant:
     """Of a history that finds it; the short run begins there."""
 
 
-GROUPS = 0
-"""Where models over several devices come up soon."""
-
 MUTANTS = (
     Mutant(
         "pins are not respected",
@@ -56,7 +53,7 @@ MUTANTS = (
         "what loads has no claim on memory",
         "room.py",
         "        if plan is None or not model.reserved_bytes:\n",
-        "        if plan is None or not model.reserved_bytes or isinstance(model.phase, Loading):\n",
+        "        if plan is None or not isinstance(model.phase, Draining | Unloading):\n",
     ),
     Mutant(
         "others are evicted for what can never fit",
@@ -295,31 +292,31 @@ MUTANTS = (
     ),
     Mutant(
         "a group begins where one of its devices has room",
-        "room.py",
-        "free_bytes = min(room.free_bytes // ranks",
-        "free_bytes = max(room.free_bytes // ranks",
-        seed=GROUPS,
+        "victims.py",
+        "nbytes = max(lack.nbytes for lack in lacks)",
+        "nbytes = min(lack.nbytes for lack in lacks)",
+        seed=39,
     ),
     Mutant(
         "ranks beyond the first count on no device",
         "room.py",
         "for home in free_bytes.keys() & {*plan.devices}:",
         "for home in free_bytes.keys() & {plan.devices[0]}:",
-        seed=GROUPS,
+        seed=68,
     ),
     Mutant(
         "a group begins beside loads on its other devices",
         "state.py",
         "not device.parts.keys().isdisjoint(plan.devices)",
         "next(iter(device.parts)) in plan.devices",
-        seed=GROUPS,
+        seed=382,
     ),
     Mutant(
         "victims for a group need free its first device alone",
         "victims.py",
         "first, *further = short.each\n    return",
         "first, *further = short.each[:1]\n    return",
-        seed=GROUPS,
+        seed=184,
     ),
     Mutant(
         "a grace never ends",

@@ -112,8 +112,8 @@ class Worker:
         """Return the process ids of `process`, its own, and of all its ranks."""
         if self.plan.ranks == 1:
             return (process.pid,)
-        told = () if self.figures is None else self.figures.memory.ranks
-        return tuple(rank.pid for rank in told if rank.pid) or family_of(process.pid)
+        ranks = () if self.figures is None else self.figures.memory.ranks
+        return tuple(rank.pid for rank in ranks if rank.pid) or family_of(process.pid)
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output."""

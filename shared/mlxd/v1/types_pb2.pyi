@@ -830,7 +830,9 @@ class Model(_message.Message):
     has_vision: _builtins.bool
     """Whether it sees the images of a chat's messages; requests that show any to others are refused."""
     ranks: _builtins.int
-    """Processes that share it, a device each: `device` names these, joined by "+"; 0 while not loaded."""
+    """Processes that share it, a device each: `device` names these, joined by "+"; 0 while it is not
+    loaded.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property

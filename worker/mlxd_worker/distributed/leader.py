@@ -182,8 +182,8 @@ class LeaderHost(ModelHost):
 
     def ranks(self) -> tuple[RankMemory, ...]:
         """Return what each rank holds: this one now, the others when they last said so."""
-        told = self._followers.memory
-        return (rank_memory(), *(told.get(rank, RankMemory()) for rank in self._others))
+        memory = self._followers.memory
+        return (rank_memory(), *(memory.get(rank, RankMemory()) for rank in self._others))
 
     @contextmanager
     def _call(self, kind: FrameKind, body: bytes = b"") -> Iterator[None]:

@@ -168,9 +168,9 @@ def device_names(worker: Worker, ranks: int) -> tuple[str, ...]:
     """Return the name of each rank's device; without the controller's, by the kind and the rank."""
     if ranks == 1:
         return (device_name(worker),)
-    given = tuple(worker.identity.device.split(JOINT))
-    if len(given) == ranks:
-        return given
+    names = tuple(worker.identity.device.split(JOINT))
+    if len(names) == ranks:
+        return names
     kind = worker.identity.backend.kind
     return tuple(kind.first_name if kind is DeviceKind.CPU else f"gpu{at}" for at in range(ranks))
 

@@ -170,13 +170,13 @@ def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
 def _home(state: State, plan: Plan, rooms: Mapping[str, Room], line: Line) -> Home:
     device = state.device_named(plan.device)
     assert device is not None, "a queued model has plans for the devices there are"
-    left = {name: _unclaimed(rooms[name], name, line) for name in device.parts}
+    left = {name: _subtract_claims(rooms[name], name, line) for name in device.parts}
     short = short_of(left, device, plan)
     coming = short_of({name: room.later for name, room in left.items()}, device, plan)
     return Home(plan, device, room_in(left, device).free_bytes, short, coming)
 
 
-def _unclaimed(room: Room, name: str, line: Line) -> Room:
+def _subtract_claims(room: Room, name: str, line: Line) -> Room:
     return replace(
         room,
         free_bytes=room.free_bytes - line.claimed_bytes.get(name, 0),
