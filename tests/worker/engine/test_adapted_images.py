@@ -71,7 +71,7 @@ class Seeing:
             said.append(ints(mx.argmax(logits[-1:], axis=-1))[0])
         return said
 
-    def _see(self, pixels: bytes, grid: tuple[int, int] | None) -> mx.array:
+    def _see(self, pixels: bytes | memoryview, grid: tuple[int, int] | None) -> mx.array:
         assert isinstance(self.model, Sighted)
         assert grid is not None
         rows, columns = (count * self.case.side for count in grid)
