@@ -139,6 +139,8 @@ $(run_stamp): pyproject.toml constraints.txt $(built) | $(VENV)/bin/python
 	$(pip_install) -e '.[$(run_extras)]'
 	@touch $@
 
+# Of mlx-vlm models alone are imported: its programs need half a gigabyte that nothing here does.
 $(dev_stamp): pyproject.toml constraints.txt $(built) | $(VENV)/bin/python
 	$(pip_install) -e '.[$(run_extras),dev]'
+	$(pip_install) --no-deps mlx-vlm
 	@touch $(run_stamp) $@

@@ -33,7 +33,7 @@ from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.tensor_blobs import Copy
 from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
 from mlxd_models.sizes.cache_sizes import Held
-from mlxd_models.sizes.weight_forms import FloatType, is_expert
+from mlxd_models.sizes.weight_forms import TOWER_PREFIX, FloatType, is_expert
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared.domain.errors import InvalidModel
 
@@ -61,6 +61,8 @@ class Description:
     """The size of the tokenizer's file; 0 if there is none."""
     copies: tuple[Copy, ...] = ()
     """Tensors that a store holds again, which must be the same."""
+    stored_as: FloatType | None = None
+    """The form of most numbers, where the tensors here are parts of others; None: as they say."""
 
     @property
     def weight_values(self) -> int:
@@ -80,6 +82,8 @@ class Description:
     @property
     def stored(self) -> FloatType:
         """The form that holds most of the bytes that are stored as numbers."""
+        if self.stored_as is not None:
+            return self.stored_as
         nbytes = dict.fromkeys(FloatType, 0)
         for fact in self.facts:
             if fact.dtype in nbytes:
@@ -106,6 +110,8 @@ def describe(
     stored = files_of(source)
     values = read_model_config(stored)
     family = _family_of(values, registry, foreign)
+    if family.blind is not None and not _sees(read_weights(stored).facts, family):
+        family = family.blind
     config = family.parse(values)
     weights = read_weights(stored)
     facts = _name_tensors(weights.facts, family)
@@ -151,13 +157,22 @@ def packings_on_load(specs: Iterable[TensorSpec], recipe: Recipe) -> dict[str, P
 def _family_of(
     values: Mapping[str, Any], registry: Registry, foreign: Family[Any] | None
 ) -> Family[Any]:
-    """Return the family of our own, or the foreign one where mlx-lm has one and we have none."""
+    """Return the family of our own, or a foreign one where another library has one and we none."""
     name = architecture_of(values)
     if foreign is not None and name not in registry:
         own_types = {family.model_type for family in registry.values()}
-        if zoo_type(values) is not None and values.get("model_type") not in own_types:
-            return foreign
+        if values.get("model_type") not in own_types:
+            seeing = None if foreign.seeing is None else foreign.seeing(values)
+            if seeing is not None:
+                return seeing
+            if zoo_type(values) is not None:
+                return foreign
     return find_family(registry, name)
+
+
+def _sees(stored: Sequence[TensorFact], family: Family[Any]) -> bool:
+    """Tell whether a checkpoint holds anything of a tower."""
+    return any((family.name_of(fact.name) or "").startswith(TOWER_PREFIX) for fact in stored)
 
 
 def _check_specs(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
@@ -54,20 +55,38 @@ def read_random() -> None:
     ) -> mx.array:
         del dtype  # bfloat16, as stored
         parts = []
-        for name, part in slabs:
-            fact = self._facts[name]
-            rows = range(fact.shape[0]) if part is None else part
-            assert isinstance(rows, range)
+        for name, _ in slabs:
+            fact, part = self._facts[name], self._parts.get(name)
+            rows, columns = range(fact.shape[0]), slice(None)
+            if part is not None and part.axis == 0:
+                rows = part.span
+            elif part is not None:
+                columns = slice(part.span.start, part.span.stop)
             step = max(fact.shape[0] // BLOCKS, 1)
             for first in range(rows.start, rows.stop, step):
                 key = mx.random.key(crc32(f"{name} {first}".encode()))
                 values = mx.random.normal(
                     (step, *fact.shape[1:]), mx.bfloat16, scale=SPREAD, key=key
                 )
-                parts.append(1 + values if "norm" in name else values)
+                parts.append(1 + values if "norm" in name else values[..., columns])
             self._let_go(name)
         array = mx.concatenate(parts, axis=0).reshape(shape)
         mx.eval(array)
         return array
 
     LazyTensors.read = read  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Write the models `small`, `large` and `half` of three shapes into a folder."""
+    from tests.bench.ranks import config_of  # noqa: PLC0415 - it starts this
+    from tests.bench.ranks_machine import tell  # noqa: PLC0415
+
+    folder, *shapes = sys.argv[1:]
+    for name, shape in zip(("small", "large", "half"), shapes, strict=True):
+        nbytes = write_model(Path(folder) / name, config_of(shape))
+        tell(part="model", model=name, shape=shape, gb=round(nbytes / 1e9, 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -30,6 +30,8 @@ PROPERTY_TESTS = (
 
 
 PARTLY_IN_CI = (
+    "tests/simulation/test_mutants.py",
+    "tests/simulation/test_simulation.py",
     "tests/worker/constraints/test_sampled_calls.py",
     "tests/worker/engine/test_resume.py",
     "tests/worker/engine/test_resume_trained.py",

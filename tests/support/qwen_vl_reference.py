@@ -33,8 +33,8 @@ def logits_of(case: Case, folder: Path) -> list[list[float]]:
     stored = load_file(str(case.write(folder) / "model.safetensors"))
     own = model.state_dict()
     for name, values in stored.items():
-        own[_name_in(name)].copy_(torch.from_numpy(values))
-    patches, grids = _patches_of(case)
+        own[name_in(name)].copy_(torch.from_numpy(values))
+    patches, grids = patches_of(case)
     prompt = torch.tensor([case.prompt])
     with torch.no_grad():
         output = model(
@@ -48,7 +48,7 @@ def logits_of(case: Case, folder: Path) -> list[list[float]]:
     return [[float(f"{value:.{DIGITS}g}") for value in row] for row in kept]
 
 
-def _patches_of(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+def patches_of(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
     """Return all images' patches, one after another, and their grids."""
     module = "transformers.models.qwen2_vl.image_processing_pil_qwen2_vl"
     processors: Any = importlib.import_module(module)
@@ -61,7 +61,7 @@ def _patches_of(case: Case) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]
     return np.concatenate(patches), np.concatenate(grids)
 
 
-def _name_in(name: str) -> str:
+def name_in(name: str) -> str:
     """Return what the reference calls a tensor of the tests' checkpoints."""
     if name.startswith("vision_tower."):
         return name.replace("vision_tower.", "model.visual.", 1)

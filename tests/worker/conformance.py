@@ -22,14 +22,20 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.models.base import Model
+from tests.support.gemma3_cases import CASES as GEMMAS
+from tests.support.gemma3_cases import GOLDEN as GEMMA_LOGITS
+from tests.support.gemma3_cases import Case as WholeCase
 from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.llava_cases import CASES as LLAVAS
 from tests.support.llava_cases import GOLDEN as LLAVA_LOGITS
 from tests.support.llava_cases import Case as LlavaCase
+from tests.support.qwen3_vl_cases import CASES as QWEN3_VLS
+from tests.support.qwen3_vl_cases import GOLDEN as QWEN3_VL_LOGITS
+from tests.support.qwen3_vl_cases import TYPES as QWEN3_VL_TYPES
 from tests.support.qwen_vl_cases import CASES as QWEN_VLS
 from tests.support.qwen_vl_cases import GOLDEN as QWEN_VL_LOGITS
 from tests.support.qwen_vl_cases import Case as ShapedCase
-from tests.worker import zoo_conformance
+from tests.worker import vlm_conformance, zoo_conformance
 from tests.worker.hybrid import (
     convert,
     error,
@@ -49,6 +55,8 @@ from tests.worker.models import test_qwen3 as test_models_qwen3
 from tests.worker.models import test_qwen3_5 as test_models_qwen3_5
 from tests.worker.models import test_qwen3_next as test_models_qwen3_next
 from tests.worker.models import test_sliding as test_models_sliding
+from tests.worker.models.test_gemma3_vision import read as read_whole
+from tests.worker.models.test_gemma3_vision import shown_by as whole_shown_by
 from tests.worker.models.test_llava import features_of, logits_in_pieces
 from tests.worker.models.test_qwen2_5_vl import read as read_shapes
 from tests.worker.models.test_qwen2_5_vl import shown_by
@@ -77,11 +85,13 @@ INTRODUCTION: Final = (
     "numbers that they stand for, in `tests/worker/models/test_formats.py`. Windows of Mistral and",
     "Qwen2, which mlx-lm has not, are held to dense attention in",
     "`tests/worker/models/test_sliding.py`. Keys and values in 8 or 4 bits (`quantized`) need",
-    "heads whose width 32 divides. LLaVA's and Qwen2.5-VL's figures are the distance from",
+    "heads whose width 32 divides. Figures of models that see are the distance from",
     "transformers' own logits, of prompts with images (`tests/support/llava_reference.py`,",
-    "`tests/support/qwen_vl_reference.py`).",
+    "`tests/support/qwen_vl_reference.py`, `tests/support/qwen3_vl_reference.py`); Gemma 3's are",
+    "of both (`gemma3_reference.py` there).",
 )
 
+GEMMA: Final = "Gemma3ForConditionalGeneration"
 LLAVA: Final = "LlavaForConditionalGeneration"
 QWEN_VL: Final = "Qwen2_5_VLForConditionalGeneration"
 
@@ -192,8 +202,12 @@ def findings() -> list[Finding]:
     for case in cases():
         (name,) = case.config["architectures"]
         findings_by_name[name] = _with(findings_by_name[name], case)
+    findings_by_name[GEMMA] = _together(findings_by_name[GEMMA], _seeing_wholes())
     findings_by_name[LLAVA] = _seeing()
-    findings_by_name[QWEN_VL] = _seeing_shapes()
+    findings_by_name[QWEN_VL] = _seeing_shapes(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS)
+    for name in QWEN3_VL_TYPES:
+        own = [case for case in QWEN3_VLS if case.architecture == name]
+        findings_by_name[name] = _seeing_shapes(name, own, QWEN3_VL_LOGITS)
     for name in test_models_sliding.VARIANTS:
         config = test_models_sliding.config_of(name)
         (architecture,) = config["architectures"]
@@ -215,17 +229,37 @@ def _seeing() -> Finding:
     return _by_golden(LLAVA, LLAVAS, LLAVA_LOGITS, logits_of)
 
 
-def _seeing_shapes() -> Finding:
-    """Return what was found of Qwen2.5-VL, whose images keep their shape, likewise."""
+def _seeing_shapes(name: str, cases: Sequence[ShapedCase], file: Path) -> Finding:
+    """Return what was found of a Qwen whose images keep their shape, likewise."""
 
     def logits_of(model: Model, folder: Path, case: ShapedCase) -> mx.array:
         shown = shown_by(model, folder, case)
         return read_shapes(model, caches_of(model), shown, [len(case.prompt)])
 
-    return _by_golden(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS, logits_of)
+    return _by_golden(name, cases, file, logits_of)
 
 
-_Seeing = TypeVar("_Seeing", LlavaCase, ShapedCase)
+def _seeing_wholes() -> Finding:
+    """Return what was found of Gemma 3 with images, likewise."""
+
+    def logits_of(model: Model, folder: Path, case: WholeCase) -> mx.array:
+        shown = whole_shown_by(model, folder, case)
+        return read_whole(model, caches_of(model), shown, [len(case.prompt)])
+
+    return _by_golden(GEMMA, GEMMAS, GEMMA_LOGITS, logits_of)
+
+
+def _together(one: Finding, other: Finding) -> Finding:
+    """Return what was found of one architecture in both."""
+    return replace(
+        one,
+        variants=one.variants + other.variants,
+        kinds=one.kinds | other.kinds,
+        worst=max(one.worst, other.worst),
+    )
+
+
+_Seeing = TypeVar("_Seeing", LlavaCase, ShapedCase, WholeCase)
 
 
 def _by_golden(
@@ -296,5 +330,6 @@ def table(results: list[Finding]) -> str:
 
 
 if __name__ == "__main__":
-    TABLE.write_text(f"{table(findings())}\n{zoo_conformance.section()}", encoding="utf-8")
+    sections = (table(findings()), vlm_conformance.section(), zoo_conformance.section())
+    TABLE.write_text("\n".join(sections), encoding="utf-8")
     sys.stdout.write(TABLE.read_text(encoding="utf-8"))

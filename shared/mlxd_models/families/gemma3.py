@@ -3,8 +3,8 @@
 Invariants:
 - Rope scaling holds for the layers that see everything; those that slide rotate plainly, by a base
   of their own.
-- Where the text is a part of a model that sees, its config and tensors are taken out of the whole
-  by `mlxd_models.files.nested_text`; the tensors that see are left unread.
+- Where the text is a part of a model that sees (`sighted.gemma3`), its config and tensors are taken
+  out of the whole by `mlxd_models.files.nested_text`.
 - Embeddings are multiplied by the root of their width as bfloat16 rounds it, in which the published
   weights were made and mlx-lm multiplies.
 """

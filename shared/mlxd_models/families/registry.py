@@ -12,7 +12,8 @@ from mlxd_models.families.common.family import Family
 from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.hybrid import qwen3_5, qwen3_5_moe, qwen3_next
 from mlxd_models.families.latent import deepseek_v2, deepseek_v3, glm4_moe_lite
-from mlxd_models.families.sighted import llava, qwen2_5_vl
+from mlxd_models.families.sighted import gemma3 as seeing_gemma3
+from mlxd_models.families.sighted import llava, qwen2_5_vl, qwen3_5_vl, qwen3_vl
 
 Registry: TypeAlias = Mapping[str, Family[Any]]
 
@@ -38,7 +39,7 @@ REGISTRY: Final[Registry] = MappingProxyType(
         "DeepseekV2ForCausalLM": deepseek_v2.DEEPSEEK_V2,
         "DeepseekV3ForCausalLM": deepseek_v3.DEEPSEEK_V3,
         "Gemma3ForCausalLM": gemma3.GEMMA3,
-        "Gemma3ForConditionalGeneration": gemma3.GEMMA3_NESTED,
+        "Gemma3ForConditionalGeneration": seeing_gemma3.SEEING_GEMMA3,
         "Glm4MoeLiteForCausalLM": glm4_moe_lite.GLM4_MOE_LITE,
         "GptOssForCausalLM": gpt_oss.GPT_OSS,
         "LlamaForCausalLM": llama.LLAMA,
@@ -49,7 +50,11 @@ REGISTRY: Final[Registry] = MappingProxyType(
         "Qwen3ForCausalLM": qwen3.QWEN3,
         "Qwen3MoeForCausalLM": qwen3_moe.QWEN3_MOE,
         "Qwen3NextForCausalLM": qwen3_next.QWEN3_NEXT,
+        "Qwen3VLForConditionalGeneration": qwen3_vl.QWEN3_VL,
+        "Qwen3VLMoeForConditionalGeneration": qwen3_vl.QWEN3_VL_MOE,
         "Qwen3_5ForCausalLM": qwen3_5.QWEN3_5,
+        "Qwen3_5ForConditionalGeneration": qwen3_5_vl.QWEN3_5_VL,
         "Qwen3_5MoeForCausalLM": qwen3_5_moe.QWEN3_5_MOE,
+        "Qwen3_5MoeForConditionalGeneration": qwen3_5_vl.QWEN3_5_MOE_VL,
     }
 )

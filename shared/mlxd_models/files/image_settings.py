@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from types import MappingProxyType
 from typing import Any, Final
 
@@ -24,16 +25,54 @@ IMAGE_FILE: Final = "preprocessor_config.json"
 PROCESSOR_FILE: Final = "processor_config.json"
 _WITHIN: Final = "image_processor"
 _KINDS: Final[Mapping[str, bool]] = MappingProxyType(
-    {"CLIPImageProcessor": True, "LlavaImageProcessor": True, "SiglipImageProcessor": False}
+    {
+        "CLIPImageProcessor": True,
+        "LlavaImageProcessor": True,
+        "SiglipImageProcessor": False,
+        "Gemma3ImageProcessor": False,
+    }
 )
 """Processors that are known, and whether a size that is one number is the shorter side's."""
-_SHAPED: Final = "Qwen2VLImageProcessor"
-"""The processor of images that keep their shape; sizes that its files may leave out."""
-_PATCH, _MERGE = 14, 2
-_PIXELS_MIN, _PIXELS_MAX = 56 * 56, 28 * 28 * 1280
+_PANNING: Final = "Gemma3ImageProcessor"
+"""The one that may cut an image into several, and says how many places each takes."""
+_PATCH, _MERGE, _FRAMES = 14, 2, 2
+
+
+class Growth(StrEnum):
+    """How an image with a side that is shorter than a place has grows first, keeping its shape."""
+
+    NOT = "not"
+    WHOLE = "whole"
+    """Until both sides have that many pixels, cut to whole ones."""
+    BY_SIDE = "by side"
+    """First its height, then its width, the other side being rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Shaping:
+    """One processor of images that keep their shape."""
+
+    pixels_min: int
+    """What its files may leave out, as the next."""
+    pixels_max: int
+    growth: Growth = Growth.NOT
+    counts_frames: bool = False
+    """Whether these are pixels of all frames, of which an image has `temporal_patch_size`."""
+
+
+_GLM: Final = _Shaping(112 * 112, 28 * 28 * 15_000, Growth.WHOLE, counts_frames=True)
+_SHAPED: Final[Mapping[str, _Shaping]] = MappingProxyType(
+    {
+        "Qwen2VLImageProcessor": _Shaping(56 * 56, 28 * 28 * 1280),
+        "Glm4vImageProcessor": _GLM,
+        "Glm46VImageProcessor": _GLM,
+        "PaddleOCRVLImageProcessor": _Shaping(384 * 384, 1536 * 1536, Growth.BY_SIDE),
+    }
+)
+"""The processors of images that keep their shape."""
 _BACKENDS: Final = ("Fast", "Pil")
 _RESAMPLE_MAX: Final = 5
-_BICUBIC: Final = 3
+_BILINEAR, _BICUBIC = 2, 3
 _Colours = tuple[float, float, float]
 _HALVES: Final = (0.5, 0.5, 0.5)
 _HALVES_BOTH: Final = (_HALVES, _HALVES)
@@ -62,14 +101,17 @@ class ImageSettings:
     """How many pixels an image that keeps its shape has at least; None: all become squares."""
     pixels_max: int | None = None
     """How many it has at most."""
+    growth: Growth = Growth.NOT
+    """What becomes of one that keeps its shape and is too narrow for a place."""
 
 
 def read_image_settings(
-    source: Source, *, side: int, places_max: int | None = None
+    source: Source, *, side: int, places_max: int | None = None, tokens: int | None = None
 ) -> ImageSettings:
     """Return how images become squares of `side` pixels.
 
-    places_max: where they keep their shape and become several, how many at most.
+    places_max: where they keep their shape and become several, how many at most. tokens: what an
+    image takes in a prompt, where the files may say it too.
 
     Raises:
         InvalidModel: no file says how, or it says what is not supported, or another side; names
@@ -84,7 +126,7 @@ def read_image_settings(
             problem = f"missing, and {PROCESSOR_FILE} has no {_WITHIN}: the model sees, and no file"
             raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
         values = inner
-    reading = _Reading(file, values, side)
+    reading = _Reading(file, values, side, tokens)
     return reading.settings() if places_max is None else reading.read_shaped(places_max)
 
 
@@ -95,11 +137,14 @@ class _Reading:
     file: str
     values: Mapping[str, Any]
     side: int
+    tokens: int | None
 
     def settings(self) -> ImageSettings:
         """Return what the file says."""
         by_shorter = self._kind()
         self._check_switches()
+        if self._name() == _PANNING:
+            self._check_panning()
         crops = self._flag("do_center_crop", default=by_shorter)
         shorter = self._shorter_side(by_shorter=by_shorter)
         if crops:
@@ -110,9 +155,10 @@ class _Reading:
 
     def read_shaped(self, places_max: int) -> ImageSettings:
         """Return what the file says of images that keep their shape."""
-        if self._name() != _SHAPED:
-            stated = self.values.get("image_processor_type")
-            raise self._error("image_processor_type", f"{stated!r} is not {_SHAPED}")
+        shaping = _SHAPED.get(self._name())
+        if shaping is None:
+            named, kinds = self.values.get("image_processor_type"), ", ".join(_SHAPED)
+            raise self._error("image_processor_type", f"{named!r} is not one of {kinds}")
         self._check_switches()
         if self._flag("do_center_crop", default=False):
             raise self._error("do_center_crop", "true is not supported")
@@ -125,13 +171,24 @@ class _Reading:
         known = {"shortest_edge", "longest_edge"}
         if not isinstance(stated, dict) or {key for key in stated if stated[key]} - known:
             raise self._error("size", f"{size!r} is not a shortest_edge and a longest_edge")
-        least = self._whole("min_pixels", stated.get("shortest_edge") or _PIXELS_MIN)
-        most = self._whole("max_pixels", stated.get("longest_edge") or _PIXELS_MAX)
+        least = self._whole("min_pixels", stated.get("shortest_edge") or shaping.pixels_min)
+        most = self._whole("max_pixels", stated.get("longest_edge") or shaping.pixels_max)
         if least > most:
             raise self._error("min_pixels", f"{least} is above max_pixels {most}")
+        if shaping.counts_frames:
+            frames = self._whole("temporal_patch_size", _FRAMES)
+            if least % frames or most % frames:
+                problem = f"{frames} frames do not divide {least} and {most} pixels"
+                raise self._error("temporal_patch_size", problem)
+            least, most = least // frames, most // frames
         bound = places_max * self.side**2
         settings = self._settings(None, plain=(_MEAN, _DEVIATION))
-        return replace(settings, pixels_min=min(least, bound), pixels_max=min(most, bound))
+        return replace(
+            settings,
+            pixels_min=min(least, bound),
+            pixels_max=min(most, bound),
+            growth=shaping.growth,
+        )
 
     def _settings(self, shorter: int | None, *, plain: tuple[_Colours, _Colours]) -> ImageSettings:
         """Return the settings; `plain` is what the processor subtracts and divides by itself."""
@@ -157,6 +214,15 @@ class _Reading:
                 raise self._error(key, "false is not supported")
         if self._flag("do_pad", default=False):
             raise self._error("do_pad", "true is not supported")
+
+    def _check_panning(self) -> None:
+        """Refuse crops beside the image, and another number of places than the model has."""
+        if self._flag("do_pan_and_scan", default=False):
+            raise self._error("do_pan_and_scan", "true is not supported")
+        key = "image_seq_length"
+        if self.tokens is not None and self._whole(key, self.tokens) != self.tokens:
+            problem = f"{self.values[key]!r} is not the {self.tokens} of the model's config"
+            raise self._error(key, problem)
 
     def _kind(self) -> bool:
         name = self._name()
@@ -185,7 +251,8 @@ class _Reading:
             raise self._error(key, problem)
 
     def _resample(self) -> int:
-        stated = self.values.get("resample", _BICUBIC)
+        default = _BILINEAR if self._name() == _PANNING else _BICUBIC
+        stated = self.values.get("resample", default)
         if type(stated) is not int or not 0 <= stated <= _RESAMPLE_MAX:
             raise self._error("resample", f"{stated!r} is not in 0..{_RESAMPLE_MAX}")
         return stated

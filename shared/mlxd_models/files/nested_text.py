@@ -14,6 +14,20 @@ TEXT_CONFIG: Final = "text_config"
 OUTER_KEYS: Final = ("quantization", "quantization_config", "tie_word_embeddings", "vocab_size")
 """Keys beside the text's config that apply to it unless it states them itself."""
 
+_HYBRID: Final[Mapping[str, Any]] = MappingProxyType(
+    {
+        "num_attention_heads": 16,
+        "head_dim": 256,
+        "max_position_embeddings": 32_768,
+        "linear_conv_kernel_dim": 4,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "linear_num_key_heads": 16,
+        "linear_num_value_heads": 32,
+    }
+)
+"""Of a Qwen3.5, with experts or without."""
+
 DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {
         "LlavaForConditionalGeneration": MappingProxyType({}),  # by the text's kind
@@ -29,6 +43,57 @@ DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
                 "max_window_layers": 80,
                 "rms_norm_eps": 1e-5,
                 "rope_theta": 1e6,
+            }
+        ),
+        "Qwen3VLForConditionalGeneration": MappingProxyType(
+            {
+                "vocab_size": 151_936,
+                "hidden_size": 4096,
+                "intermediate_size": 22_016,
+                "num_hidden_layers": 32,
+                "num_attention_heads": 32,
+                "num_key_value_heads": 32,
+                "head_dim": 128,
+                "max_position_embeddings": 128_000,
+                "rope_theta": 5e5,
+            }
+        ),
+        "Qwen3VLMoeForConditionalGeneration": MappingProxyType(
+            {
+                "vocab_size": 151_936,
+                "hidden_size": 2048,
+                "intermediate_size": 5632,
+                "num_hidden_layers": 24,
+                "num_attention_heads": 16,
+                "num_key_value_heads": 16,
+                "max_position_embeddings": 128_000,
+                "moe_intermediate_size": 1408,
+                "num_experts": 60,
+                "num_experts_per_tok": 4,
+                "rope_theta": 5e5,
+            }
+        ),
+        "Qwen3_5ForConditionalGeneration": MappingProxyType(
+            {
+                **_HYBRID,
+                "vocab_size": 248_320,
+                "hidden_size": 4096,
+                "intermediate_size": 12_288,
+                "num_hidden_layers": 32,
+                "num_key_value_heads": 4,
+            }
+        ),
+        "Qwen3_5MoeForConditionalGeneration": MappingProxyType(
+            {
+                **_HYBRID,
+                "vocab_size": 248_320,
+                "hidden_size": 2048,
+                "num_hidden_layers": 40,
+                "num_key_value_heads": 2,
+                "moe_intermediate_size": 512,
+                "shared_expert_intermediate_size": 512,
+                "num_experts": 256,
+                "num_experts_per_tok": 8,
             }
         ),
         "Gemma3ForConditionalGeneration": MappingProxyType(

@@ -34,13 +34,29 @@ class SightSizes:
     """Width and height of an image as the model sees it, in pixels; what both are multiples of
     where sizes vary."""
     hidden: int
-    """Values of a feature: what the decoder's embeddings have."""
+    """Values of a feature that take an embedding's place."""
     pass_values: int
     """Values alive at most while one image is seen."""
     settled_values: int = 0
     """The same on a CPU, where a tower evaluates each of its parts before the next; 0: as many."""
     varies: bool = False
     """Whether an image keeps its shape: it has then rows and columns of places."""
+    levels: int = 0
+    """How many of the decoder's first layers are given more of each place: a feature has so many
+    times `hidden` values behind the first ones."""
+    whole: bool = False
+    """Whether an image's places see each other, both ways: no pass has some of them alone."""
+    marks: tuple[int, int] | None = None
+    """The tokens before and behind an image's places where a template writes the first one alone,
+    for all of it; None: it writes `token_id`."""
+
+    @property
+    def around(self) -> tuple[int, int, int] | None:
+        """The tokens of an image with its marks, one for all places; None: it has no marks."""
+        if self.marks is None:
+            return None
+        before, behind = self.marks
+        return before, self.token_id, behind
 
     @property
     def pixels_nbytes(self) -> int:
@@ -89,4 +105,5 @@ class SightSizes:
 
     def kept_nbytes(self, item_nbytes: int) -> int:
         """Return what the features of images take that are kept."""
-        return config.IMAGE_FEATURES_KEPT_MAX * self.tokens * self.hidden * item_nbytes
+        feature = (1 + self.levels) * self.hidden
+        return config.IMAGE_FEATURES_KEPT_MAX * self.tokens * feature * item_nbytes

@@ -11,12 +11,8 @@ from typing import Any
 import pytest
 
 from mlxd_controller.store.folder import READINGS_MAX, Readings
-from mlxd_models.families.foreign import (
-    FOREIGN,
-    ForeignConfig,
-    check_installed,
-    parse_foreign,
-)
+from mlxd_models.families.foreign import FOREIGN, check_installed, parse_foreign
+from mlxd_models.families.foreign_tensors import ForeignConfig
 from mlxd_shared.config import STATUS_TEXT_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.made_stores import tensor_file

@@ -18,6 +18,7 @@ PUBLISHED = {
     "Qwen--Qwen3-30B-A3B": (30_532_122_624, 98_304),
     "Qwen--Qwen3-235B-A22B": (235_093_634_560, 192_512),
     "Qwen--Qwen3-Coder-480B-A35B-Instruct": (480_154_875_392, 253_952),
+    "Qwen--Qwen3-VL-2B-Instruct": (2_127_532_032, 114_688),
     "deepseek-ai--DeepSeek-V3": (671_026_419_200, 70_272),
     "meta-llama--Meta-Llama-3.1-8B": (8_030_261_248, 131_072),
     "meta-llama--Meta-Llama-3.1-70B": (70_553_706_496, 327_680),

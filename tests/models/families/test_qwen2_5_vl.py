@@ -7,11 +7,8 @@ from typing import Any
 
 import pytest
 
-from mlxd_models.families.sighted.qwen2_5_vl import (
-    QWEN2_5_VL,
-    parse_qwen2_5_vl,
-    qwen2_5_vl_name,
-)
+from mlxd_models.families.sighted.qwen2_5_vl import QWEN2_5_VL, parse_qwen2_5_vl
+from mlxd_models.families.sighted.qwen_parts import qwen_name
 from mlxd_models.fit.plan import ACTIVATIONS_TERM
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared import config
@@ -85,14 +82,12 @@ def test_it_has_as_many_values_as_published() -> None:
 def test_names_of_all_ages_are_known() -> None:
     """As published, as transformers writes them since, and as MLX's converters do."""
     for before in ("visual.", "model.visual.", "vision_tower."):
-        assert qwen2_5_vl_name(f"{before}blocks.0.norm1.weight") == (
-            "vision_tower.blocks.0.norm1.weight"
-        )
-        assert qwen2_5_vl_name(f"{before}rotary_pos_emb.inv_freq") is None
+        assert qwen_name(f"{before}blocks.0.norm1.weight") == "vision_tower.blocks.0.norm1.weight"
+        assert qwen_name(f"{before}rotary_pos_emb.inv_freq") is None
     for before in ("model.", "model.language_model.", "language_model.model."):
-        assert qwen2_5_vl_name(f"{before}norm.weight") == "model.norm.weight"
+        assert qwen_name(f"{before}norm.weight") == "model.norm.weight"
     for name in ("lm_head.weight", "language_model.lm_head.weight"):
-        assert qwen2_5_vl_name(name) == "lm_head.weight"
+        assert qwen_name(name) == "lm_head.weight"
 
 
 def rope(**changes: Any) -> dict[str, Any]:

@@ -9,6 +9,7 @@ import pytest
 
 from mlxd_models.files.image_settings import ImageSettings, read_image_settings
 from mlxd_shared.domain.errors import InvalidModel
+from tests.support.gemma3_cases import panning_settings
 from tests.support.seeing import image_settings
 from tests.support.tiny_model import write_json
 
@@ -71,3 +72,24 @@ def test_a_model_that_sees_says_how(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel) as caught:
         read_image_settings(tmp_path, side=SIDE)
     assert caught.value.file == "preprocessor_config.json"
+
+
+def test_gemmas_processor_is_understood(tmp_path: Path) -> None:
+    """As published, with what it leaves out; the number of places may be said, and is the model's;
+    crops beside the image are refused by name."""
+
+    def read_panning(**changes: Any) -> ImageSettings:
+        stated = {key: value for key, value in changes.items() if value != "absent"}
+        values = {key: value for key, value in panning_settings(SIDE).items() if key not in changes}
+        write_json(tmp_path / "preprocessor_config.json", values | stated)
+        return read_image_settings(tmp_path, side=SIDE, tokens=16)
+
+    whole = read_panning()
+    assert (whole.side, whole.shorter_side, whole.resample) == (SIDE, None, 2)
+    assert (whole.mean, whole.deviation) == ((0.5,) * 3, (0.5,) * 3)
+    assert read_panning(resample="absent", image_mean="absent", image_std="absent") == whole
+    assert read_panning(image_seq_length=16, do_pan_and_scan=False) == whole
+    for key, value in (("do_pan_and_scan", True), ("image_seq_length", 256)):
+        with pytest.raises(InvalidModel) as caught:
+            read_panning(**{key: value})
+        assert caught.value.field == key

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mlxd_models.files.image_settings import ImageSettings, read_image_settings
+from mlxd_models.files.image_settings import Growth, ImageSettings, read_image_settings
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.seeing import image_settings
 from tests.support.seeing_shapes import PLACES_MAX, SIDE, shaped_settings
@@ -45,6 +45,24 @@ def test_more_places_than_the_bound_are_not_made(tmp_path: Path) -> None:
     assert (large.pixels_min, large.pixels_max) == (BOUND * square, BOUND * square)
 
 
+@pytest.mark.parametrize(
+    ("name", "least", "most", "growth"),
+    [
+        ("Glm4vImageProcessor", 112 * 112 // 2, 28 * 28 * 15_000 // 2, Growth.WHOLE),
+        ("Glm46VImageProcessorFast", 112 * 112 // 2, 28 * 28 * 15_000 // 2, Growth.WHOLE),
+        ("PaddleOCRVLImageProcessor", 384 * 384, 1536 * 1536, Growth.BY_SIDE),
+    ],
+)
+def test_other_processors_have_limits_of_their_own(
+    name: str, least: int, most: int, growth: Growth, tmp_path: Path
+) -> None:
+    """GLM's count the pixels of both frames; each says what becomes of narrow images."""
+    stated = {key: value for key, value in shaped_settings().items() if "pixels" not in key}
+    write_json(tmp_path / "preprocessor_config.json", stated | {"image_processor_type": name})
+    made = read_image_settings(tmp_path, side=SIDE, places_max=1 << 20)
+    assert (made.pixels_min, made.pixels_max, made.growth) == (least, most, growth)
+
+
 REFUSED: dict[str, dict[str, Any]] = {
     "image_processor_type": {"image_processor_type": "CLIPImageProcessor"},
     "do_resize": {"do_resize": False},
@@ -56,6 +74,12 @@ REFUSED: dict[str, dict[str, Any]] = {
     "size": {"size": {"height": SIDE, "width": SIDE}},
     "min_pixels": {"min_pixels": 10 * SIDE**2, "max_pixels": 9 * SIDE**2},
     "max_pixels": {"max_pixels": "many"},
+    "temporal_patch_size": {
+        "image_processor_type": "Glm4vImageProcessor",
+        "min_pixels": 4 * SIDE**2,
+        "max_pixels": 9 * SIDE**2,
+        "temporal_patch_size": 5,
+    },
 }
 
 
@@ -73,5 +97,5 @@ def test_a_processor_belongs_to_its_kind_of_model(tmp_path: Path) -> None:
     with pytest.raises(InvalidModel, match="Qwen2VLImageProcessor"):
         read_image_settings(tmp_path, side=SIDE)
     write_json(tmp_path / "preprocessor_config.json", image_settings(SIDE))
-    with pytest.raises(InvalidModel, match="is not Qwen2VLImageProcessor"):
+    with pytest.raises(InvalidModel, match="is not one of Qwen2VLImageProcessor"):
         read_image_settings(tmp_path, side=SIDE, places_max=BOUND)

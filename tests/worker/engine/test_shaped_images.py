@@ -11,7 +11,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxd_models.families.registry import REGISTRY
+from mlxd_models.families.registry import REGISTRY, architecture_of, find_family
 from mlxd_models.files.image_settings import ImageSettings, read_image_settings
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.engine.axes import turns_of
@@ -20,7 +20,7 @@ from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
 from mlxd_worker.tokenizing.files import load_tokenizer
 from mlxd_worker.vision.sight import Placed, place_images
 from tests.support.engines import Collected, TinyEngine, engine_on
-from tests.support.qwen_vl_cases import CASES, GRIDS, PIECES, PLACE
+from tests.support.qwen_vl_cases import CASES, GRIDS, PIECES, PLACE, Case
 from tests.support.resuming import resumed_prompt
 from tests.worker.tiny import caches_of, ints, load
 
@@ -38,6 +38,8 @@ class Seeing:
     gallery: Gallery
     model: Model
     settings: ImageSettings
+    side: int = CASE.side
+    """Side of a place, in pixels."""
 
     def place(self, *pictures: Picture, before: Sequence[int] = PIECES[0]) -> Placed:
         """Return a prompt of text, images with a token between, and text."""
@@ -66,7 +68,7 @@ class Seeing:
 
     def _next(self, ids: tuple[int, ...], placed: Placed) -> int:
         assert isinstance(self.model, Sighted)
-        side, inlays = CASE.side, []
+        side, inlays = self.side, []
         for image in placed.images:
             assert image.grid is not None
             rows, columns = image.grid
@@ -84,11 +86,15 @@ class Seeing:
 @pytest.fixture
 def seeing(tmp_path: Path) -> Seeing:
     """An engine on a tiny Qwen2.5-VL that keeps prefixes."""
-    folder = CASE.write(tmp_path / "model")
-    model = load(folder)
+    return seeing_of(CASE, tmp_path / "model")
+
+
+def seeing_of(case: Case, folder: Path) -> Seeing:
+    """Return an engine on a case's model that keeps prefixes."""
+    model = load(case.write(folder))
     assert isinstance(model, Sighted)
-    family = REGISTRY["Qwen2_5_VLForConditionalGeneration"]
-    sizes = family.footprint(family.parse(CASE.config)).sight
+    family = find_family(REGISTRY, architecture_of(case.config))
+    sizes = family.footprint(family.parse(case.config)).sight
     assert sizes is not None
     settings = read_image_settings(folder, side=sizes.side, places_max=sizes.places_max)
     gallery = Gallery(model, sizes, settings, kept_max=2)
@@ -96,7 +102,7 @@ def seeing(tmp_path: Path) -> Seeing:
         model, load_tokenizer(folder), rows_max=4, context_length=512, prefix_nbytes=1 << 24,
         chunk=6, gallery=gallery,
     )  # fmt: skip
-    return Seeing(tiny, gallery, model, settings)
+    return Seeing(tiny, gallery, model, settings, case.side)
 
 
 def pictures() -> list[Picture]:

@@ -18,7 +18,8 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.request import Image
 from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
-from mlxd_worker.models.layers.windowed_tower import attend_bounded, lay_windows
+from mlxd_worker.models.layers.tower_attention import attend_bounded
+from mlxd_worker.models.layers.windowed_tower import lay_windows
 from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.mlx_memory import live_nbytes
 from tests.support.qwen_vl_cases import CASES, GOLDEN, PIECES, PLACE, Case

@@ -14,10 +14,12 @@ from PIL import Image
 from mlxd_shared import config
 from mlxd_worker.vision.decoding import Refused, Target, decode_image
 from tests.support.broken_pictures import damaged_files, png_of, webp_of
+from tests.support.gemma3_cases import panning_settings
 from tests.support.seeing import change_pixel, encode_image, image_settings, picture
 
 SIDE = 24
 CLIP, SIGLIP = Target(SIDE, SIDE, 3), Target(SIDE, None, 3)
+TARGETS = {"clip": CLIP, "siglip": SIGLIP, "gemma3": Target(SIDE, None, 2)}
 SIZES = ((24, 24), (31, 40), (200, 37), (9, 80), (333, 250), (24, 300), (5, 5), (64, 63), (1, 1),
          (641, 480))  # fmt: skip
 BROKEN = 500
@@ -39,23 +41,29 @@ def refusal(content: bytes, media_type: str = "") -> str:
 def transformers_pixels(image: Image.Image, tower: str) -> np.ndarray[Any, Any]:
     """Return 8-bit pixels as transformers' own processor on Pillow makes them."""
     from transformers.models.clip import image_processing_pil_clip as clip  # noqa: PLC0415
+    from transformers.models.gemma3 import image_processing_pil_gemma3 as gemma3  # noqa: PLC0415
     from transformers.models.siglip import image_processing_pil_siglip as siglip  # noqa: PLC0415
 
-    kinds = {"clip": clip.CLIPImageProcessorPil, "siglip": siglip.SiglipImageProcessorPil}
-    settings = image_settings(SIDE, tower=tower)
+    kinds = {
+        "clip": clip.CLIPImageProcessorPil,
+        "siglip": siglip.SiglipImageProcessorPil,
+        "gemma3": gemma3.Gemma3ImageProcessorPil,
+    }
+    is_gemma = tower == "gemma3"
+    settings = panning_settings(SIDE) if is_gemma else image_settings(SIDE, tower=tower)
     del settings["image_processor_type"]
     settings |= {"do_rescale": False, "do_normalize": False}
     made = kinds[tower](**settings)(image, return_tensors="np")["pixel_values"][0]
     return np.asarray(made).transpose(1, 2, 0)
 
 
-@pytest.mark.parametrize("tower", ["clip", "siglip"])
+@pytest.mark.parametrize("tower", ["clip", "siglip", "gemma3"])
 @pytest.mark.parametrize("size", SIZES)
 def test_pixels_equal_transformers(tower: str, size: tuple[int, int]) -> None:
     """Of every shape, wide, tall and tiny: within one step of 8 bits."""
     image = picture(3, width=size[0], height=size[1])
     expected = transformers_pixels(image, tower)
-    made = pixels_of(encode_image(image), CLIP if tower == "clip" else SIGLIP)
+    made = pixels_of(encode_image(image), TARGETS[tower])
     assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
 
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import struct
 import sys
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.files.image_settings import Growth, read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat, ChatMessage, ContentPart
@@ -29,6 +31,7 @@ from tests.support.seeing_shapes import (
     shaped_settings,
     write_shaped_settings,
 )
+from tests.support.tiny_model import write_json
 
 TARGET = Target(SIDE, None, 3, 4 * SIDE * SIDE, PLACES_MAX * SIDE * SIDE)
 SIZES = ((24, 24), (31, 40), (200, 37), (9, 80), (333, 250), (24, 300), (5, 5), (64, 63), (1, 1),
@@ -38,21 +41,29 @@ SIGHT_SIZES = SightSizes(
 )
 
 
-def transformers_pixels(image: Image.Image) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
-    """Return 8-bit pixels, rows and columns of places as transformers' own processor makes them."""
+def transformers_pixels(
+    image: Image.Image, patch: int = PATCH, **sizes: Any
+) -> tuple[np.ndarray[Any, Any], tuple[int, int]]:
+    """Return 8-bit pixels, rows and columns of places as transformers' own processor makes them.
+
+    patch: its side. sizes: what else the processor's file says of sizes.
+    """
     from transformers.models.qwen2_vl import image_processing_pil_qwen2_vl as qwen  # noqa: PLC0415
 
-    settings = shaped_settings() | {"do_rescale": False, "do_normalize": False}
+    settings = shaped_settings(MERGE * patch) | {"do_rescale": False, "do_normalize": False}
+    if sizes:
+        del settings["min_pixels"], settings["max_pixels"]
     del settings["image_processor_type"]
-    made = qwen.Qwen2VLImageProcessorPil(**settings)(image, return_tensors="np")
+    made = qwen.Qwen2VLImageProcessorPil(**settings | sizes)(image, return_tensors="np")
     ((frames, height, width),) = np.asarray(made["image_grid_thw"]).tolist()
     assert frames == 1
     rows, columns = height // MERGE, width // MERGE
-    shape = (rows, columns, MERGE, MERGE, 3, 2, PATCH, PATCH)
+    shape = (rows, columns, MERGE, MERGE, 3, 2, patch, patch)
     patches = np.asarray(made["pixel_values"]).reshape(shape)
     assert (patches[:, :, :, :, :, 0] == patches[:, :, :, :, :, 1]).all()
     upright = patches[:, :, :, :, :, 0].transpose(0, 2, 5, 1, 3, 6, 4)
-    return upright.reshape(rows * SIDE, columns * SIDE, 3), (rows, columns)
+    side = MERGE * patch
+    return upright.reshape(rows * side, columns * side, 3), (rows, columns)
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -65,6 +76,58 @@ def test_pixels_and_places_equal_transformers(size: tuple[int, int]) -> None:
     assert grid == places
     made = np.frombuffer(colours, np.uint8).reshape(expected.shape)
     assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
+
+
+@pytest.mark.parametrize("size", [(641, 480), (90, 800), (31, 40)])
+def test_pixels_by_edges_equal_transformers(size: tuple[int, int], tmp_path: Path) -> None:
+    """As Qwen3-VL's and Qwen3.5's files say it: patches of 16, and sizes as edges that are numbers
+    of pixels."""
+    edges = {"shortest_edge": 65_536, "longest_edge": 262_144}
+    image, side = picture(7, width=size[0], height=size[1]), 16 * MERGE
+    expected, places = transformers_pixels(image, 16, size=edges)
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessorFast", "size": edges, "patch_size": 16,
+        "merge_size": MERGE, "temporal_patch_size": 2, "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+    }  # fmt: skip
+    write_json(tmp_path / "preprocessor_config.json", settings)
+    read = read_image_settings(tmp_path, side=side, places_max=config.IMAGE_PLACES_MAX)
+    assert (read.pixels_min, read.pixels_max) == (65_536, 262_144)
+    sizes = replace(SIGHT_SIZES, side=side)
+    _, shown = decode_image(encode_image(image), "", Target(**Sight(sizes, read).target))
+    grid, colours = grid_of(shown)
+    assert grid == places
+    made = np.frombuffer(colours, np.uint8).reshape(expected.shape)
+    assert np.abs(made.astype(int) - expected.astype(int)).max() <= 1
+
+
+GROWING = ((5, 5), (1, 1), (3, 70), (70, 3), (7, 40), (40, 7), (8, 3), (31, 40), (641, 480),
+           (7, 7))  # fmt: skip
+
+
+@pytest.mark.parametrize("growth", [Growth.WHOLE, Growth.BY_SIDE])
+@pytest.mark.parametrize("size", GROWING)
+def test_narrow_images_grow_as_their_processors_have_it(
+    size: tuple[int, int], growth: Growth
+) -> None:
+    """GLM's until both sides are a place's, PaddleOCR-VL's side by side; then as all others."""
+    from transformers.models.glm46v import image_processing_pil_glm46v as glm  # noqa: PLC0415
+    from transformers.models.paddleocr_vl import (  # noqa: PLC0415
+        image_processing_pil_paddleocr_vl as paddle,
+    )
+
+    width, height = size
+    least, most = 4 * SIDE**2, PLACES_MAX * SIDE**2
+    if growth is Growth.WHOLE:
+        rows, columns = glm.smart_resize(
+            2, height, width, factor=SIDE, min_pixels=2 * least, max_pixels=2 * most
+        )
+    else:
+        rows, columns = paddle.smart_resize(
+            height, width, factor=SIDE, min_pixels=least, max_pixels=most
+        )
+    target = replace(TARGET, growth=growth.value)
+    assert shaped_size(width, height, target) == (columns, rows)
 
 
 def test_a_shape_beyond_bounds_is_refused() -> None:

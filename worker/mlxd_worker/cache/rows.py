@@ -217,11 +217,13 @@ class RowCaches:
         width: int,
         dtype: mx.Dtype,
         counts: tuple[int, ...] = (),
+        lasts: tuple[int, ...] = (),
     ) -> StepPlan:
         """Return how a batch of `rows` x `width` tokens meets the arenas; masks are of `dtype`.
 
         The rows stand at `lengths` from now on, so the pass must be carried out. counts: where the
-        batch is several rows' chunks, over `sliceable` layers: the tokens of each.
+        batch is several rows' chunks, over `sliceable` layers: the tokens of each. lasts: the last
+        position that each token of chunks sees, within its own; empty: its own.
 
         Raises:
             RowError: an unknown or doubled row, one whose length exceeds what it reserved, or one
@@ -233,9 +235,12 @@ class RowCaches:
         if counts:
             assert self.sliceable, "other layers read chunks one by one"
             places, few = self.table.places(rows), self.bounded_shapes
-            return plan_chunks(places, lengths, counts, dtype=dtype, bounded_shapes=few)
+            return plan_chunks(
+                places, lengths, counts, lasts=lasts, dtype=dtype, bounded_shapes=few
+            )
         if len(rows) == 1 and (width > 1 or not self.bounded_shapes):
-            return self._plan_chunk(rows[0], offsets, lengths[0], width=width, dtype=dtype)
+            plan = self._plan_chunk(rows[0], offsets, lengths[0], width=width, dtype=dtype)
+            return plan if plan.chunk is None or not lasts else plan.seeing(lasts)
         layout = self._layout
         if layout is None or layout.rows != rows or layout.version != self.table.version:
             layout = arrange(self.table, rows, whole_arenas=self.bounded_shapes)

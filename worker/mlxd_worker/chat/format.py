@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -22,6 +22,7 @@ from mlxd_shared.domain.chats import (
     Chat,
     ChatMessage,
     ToolCall,
+    chat_images,
     json_object,
     refuse_half_characters,
 )
@@ -70,11 +71,13 @@ class ChatFormat:
         *,
         chars_max: int = config.PROMPT_CHARS_MAX,
         sees: bool = False,
+        image_ids: tuple[int, int, int] | None = None,
     ) -> None:
         """Prepare; takes about as long as reading the tokenizer.
 
         chars_max: no longer prompt fits the context; one is refused before it is encoded.
-        sees: whether the model takes images.
+        sees: whether the model takes images. image_ids: where its template writes for an image the
+        first of these tokens alone, what stands for it all.
 
         Raises:
             InvalidModel: an added token of the tokenizer is too long to steer a chat.
@@ -88,6 +91,7 @@ class ChatFormat:
         self.steering: dict[str, Any] = {"written": written, "named": named}
         """What another process makes the same control tokens of."""
         self.control: ControlTokens = tokenizer.control_tokens(**self.steering)
+        self._image = None if image_ids is None else _spell_image(image_ids, self.control.ids)
         self.output: OutputFormat = output_format(written)
         """How the model's answers are told apart."""
         self._allowed = frozenset(self.output.marks) - self.control.special
@@ -127,6 +131,15 @@ class ChatFormat:
             sees=self._sees,
         )
 
+    def show(self, chat: Chat, rendered: str) -> str:
+        """Return a rendering in which images have all that stands for them.
+
+        What people wrote is marked, so that none of it is taken for the template's.
+        """
+        if self._image is None or not any(chat_images(chat)):
+            return rendered
+        return rendered.replace(*self._image)
+
     def encode(self, rendered: str, nonce: str) -> list[int]:
         """Return the ids of a rendered job; raises InvalidModel if the tokenizer cannot."""
         with library_faults("cannot read a chat"):
@@ -146,6 +159,21 @@ class ChatFormat:
 
 
 _Mark = Callable[[str], str]
+
+
+def _spell_image(
+    image_ids: tuple[int, int, int], control: Mapping[str, int]
+) -> tuple[str, str] | None:
+    """Return what a template writes for an image, and all that stands for it: on lines of its own.
+
+    As Gemma 3's processor has it, in characters: line ends beside it are one token with its own.
+    None: not all are control tokens, and the model is refused by them.
+    """
+    spelled = {token_id: text for text, token_id in control.items()}
+    if not spelled.keys() >= set(image_ids):
+        return None
+    before, place, behind = (spelled[token_id] for token_id in image_ids)
+    return before, f"\n\n{before}{place}{behind}\n\n"
 
 
 def _messages(chat: Chat, mark: _Mark, mark_answer: _Mark) -> list[dict[str, Any]]:

@@ -107,5 +107,5 @@ class RenderRoom:
         outcome: dict[str, Any] = json.loads(answer)
         if "text" not in outcome:
             raise Trouble(**outcome).error(job.file, job.nonce)
-        text = str(outcome["text"])
+        text = wanted.show(chat, str(outcome["text"]))
         return text, job.nonce, wanted.prompt(text, job.nonce)

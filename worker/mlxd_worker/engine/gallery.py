@@ -46,7 +46,7 @@ class Gallery:
         self._settings = settings
         self._kept_max = kept_max
         self._features: OrderedDict[bytes, mx.array] = OrderedDict()
-        """By the image's name, [tokens, hidden], the one used last at the end."""
+        """By the image's name, [tokens, (1 + levels) * hidden], the one used last at the end."""
         self.seen = 0
         """How many images the tower has evaluated."""
 

@@ -8,13 +8,15 @@ Invariants:
   target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
   single prompt goes by in small pieces, without notice, and a crowd of them at full speed.
 - Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
-  `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target.
+  `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target. Where
+  tokens come together or not at all (`fit`), a step that has none yet has all of them.
 - One step never evaluates more than one whole pass, of however many prompts: so long at most is a
   cancel, a deadline or a new stream waited with.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -136,11 +138,12 @@ class Pacer:
         read_s = now_s + self._unread_tokens * self.prefill_token_s
         return self._until_s is not None and read_s >= self._until_s
 
-    def chunk(self, wanted: int, now_s: float) -> int:
+    def chunk(self, wanted: int, now_s: float, *, fit: Callable[[int], int] = int) -> int:
         """Return how many of a prompt's `wanted` tokens come next in this step; 0 ends its prefill.
 
         What is returned is taken as given out, and to be read in one pass with all that was given
-        out before it; `learn_prefill` says that it was.
+        out before it; `learn_prefill` says that it was. fit: how many can be read of so many: as
+        many or fewer, or where none can the fewest that can be, which only an untouched step has.
         """
         assert wanted > 0
         untouched = self._left_tokens == self._whole_tokens
@@ -154,6 +157,10 @@ class Pacer:
             tokens = wanted
         if self._widths and tokens < wanted:
             tokens = max((width for width in self._widths if width <= tokens), default=tokens)
+        fitting = fit(tokens)
+        if fitting > tokens and not untouched:
+            return 0
+        tokens = fitting
         self._left_tokens -= tokens
         self._unread_tokens += tokens
         return tokens

@@ -11,6 +11,7 @@ Invariants:
   row is passed over no more often than in the waiting queue (`Turns`).
 - A row looks its prompt up when its turn has come, not when it joins: what others have evaluated is
   there by then. While another one evaluates what both begin with, it waits for that.
+- Where an image's places see each other no chunk ends within it (`spans`).
 - What is on its way from the disk is put in as it arrives, a block a row and step; the row's turn
   comes when no more of it does, and until then it holds nobody up.
 """
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Final
 
 from mlxd_models.sizes.pass_sizes import together_max
@@ -35,6 +37,7 @@ from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried, Stepper
 from mlxd_worker.engine.stepping.forward import RowChunk, prefill
+from mlxd_worker.engine.stepping.spans import count_whole
 from mlxd_worker.engine.waiting import Turns
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.models.base import Capabilities, Passes
@@ -239,7 +242,8 @@ class Prefill:
 
     def _add_next(self, row: Row) -> bool:
         """Put the row's next chunk among those to be read; False where the step may do no more."""
-        tokens = self._pacer.chunk(self._wanted_count(row), self._clock())
+        fit = partial(count_whole, row.request.images, row.offset)
+        tokens = self._pacer.chunk(self._wanted_count(row), self._clock(), fit=fit)
         if not tokens:
             return False
         beyond = not self._attended.beside(tokens, row.offset + tokens).within(self._most)

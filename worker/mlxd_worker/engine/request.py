@@ -143,6 +143,8 @@ class Image:
     """Rows of pixels as the model sees it, 8 bits for each of three colours."""
     grid: tuple[int, int] | None = None
     """Rows and columns of its places, where it keeps its shape and its places stand by these."""
+    whole: bool = False
+    """Whether its places see each other, both ways, so that no pass may cut it."""
 
     @property
     def shift(self) -> int:

@@ -27,12 +27,21 @@ from mlxd_worker.kernels.device import runs_cpu
 
 @dataclass(frozen=True, slots=True)
 class Inlay:
-    """Rows that take the places of tokens' embeddings."""
+    """Rows in the places of tokens' embeddings, and what is added behind the first layers."""
 
     start: int
     """The place of the first, among all tokens of a pass."""
     rows: mx.array
-    """[places, hidden]."""
+    """[places, (1 + levels) * hidden]: side by side what takes an embedding's place, and what is
+    added behind the first layer, behind the second, and so on."""
+
+    def levels(self, hidden: int) -> int:
+        """Return behind how many layers something is added, rows being of `hidden` values."""
+        return self.rows.shape[1] // hidden - 1
+
+    def level(self, number: int, hidden: int) -> mx.array:
+        """Return [places, hidden]: level 0 takes an embedding's place; lazy."""
+        return self.rows[:, number * hidden : (number + 1) * hidden]
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +67,9 @@ class Batch:
     turns: mx.array | None = None
     """Where tokens stand for rotations, where that is not their position: int32 [N], as `offsets`;
     or [3, N, width], by time, height and width. For models that turn by these three."""
+    lasts: tuple[int, ...] = ()
+    """The last position that each token sees, all of them in this pass or before it; empty: its
+    own. Of a prefill alone."""
 
     @property
     def turned(self) -> mx.array:
@@ -208,7 +220,7 @@ class Sighted(ABC):
 
     @abstractmethod
     def see(self, pixels: mx.array, settings: ImageSettings) -> mx.array:
-        """Return the features [N, tokens, hidden] of images of one shape, evaluated.
+        """Return the features [N, tokens, (1 + levels) * hidden] of images of one shape, evaluated.
 
         pixels: uint8 [N, height, width, 3], as `settings` say but for scaling.
         """
@@ -231,4 +243,5 @@ def plan_pass(batch: Batch, caches: PassCaches, dtype: mx.Dtype) -> StepPlan:
         width=batch.width,
         dtype=dtype,
         counts=batch.counts,
+        lasts=batch.lasts,
     )

@@ -8,6 +8,7 @@ Invariants:
 
 import importlib
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, cast
 
 from mlxd_models.describe import Description, describe, packings_on_load
@@ -16,13 +17,18 @@ from mlxd_models.families.common.packing import Recipe
 from mlxd_models.families.registry import REGISTRY, Registry
 from mlxd_models.files.model_source import Source
 from mlxd_models.files.tensor_blobs import check_copies
+from mlxd_models.fit.parts import parts_of
 from mlxd_models.fit.shares import rank_config
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.models.base import Model
+from mlxd_worker.models.vlm.adapter import seeing
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.reader import Progress, Reader
 from mlxd_worker.models.weights.shards import Share, share_reader
 from mlxd_worker.models.zoo.adapter import ZOO
+
+LIBRARIES = replace(ZOO, seeing=seeing)
+"""Models of mlx-lm's, and of mlx-vlm's where they see."""
 
 DTYPES = {word: dtype for dtype, word in WORDS.items()}
 
@@ -39,12 +45,14 @@ def builder_of(family: Family[Any]) -> Builder:
 
 
 def inspect_model(source: Source, *, registry: Registry = REGISTRY) -> Description:
-    """Describe a model of our own families, or of mlx-lm's where we have none. Blocks on the disk.
+    """Describe a model of our own families, or of mlx-lm's or mlx-vlm's where we have none.
+
+    Blocks on the disk.
 
     Raises:
         InvalidModel: anything that keeps it from being served; names file and key or tensor.
     """
-    return describe(source, registry=registry, foreign=ZOO)
+    return describe(source, registry=registry, foreign=LIBRARIES)
 
 
 def load_model(
@@ -76,6 +84,7 @@ def load_model(
         keep_packed=packed,
         progress=progress,
         on_load={} if on_load is None else packings_on_load(files.specs, on_load),
+        parts={} if share is None else parts_of(files.specs, share.rank, share.ranks),
     )
     reader.check_copies(files.specs)
     settled = files.config if context is None else files.config.within(context)

@@ -11,11 +11,18 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 NESTED: Final = "Gemma3ForConditionalGeneration"
-"""Its config is that of its text, one level down."""
+"""Its config is that of its text, one level down, beside a tower's."""
 SIGHTED: Final = "LlavaForConditionalGeneration"
-"""So is this one's, beside a tower's."""
+"""So is this one's."""
 SHAPED: Final = "Qwen2_5_VLForConditionalGeneration"
 """This one's lies flat beside a tower's, and its heads turn by three axes."""
+STACKED: Final = (
+    "Qwen3VLForConditionalGeneration",
+    "Qwen3VLMoeForConditionalGeneration",
+    "Qwen3_5ForConditionalGeneration",
+    "Qwen3_5MoeForConditionalGeneration",
+)
+"""These are of a text one level down, whose heads turn by three axes by turns, beside a tower's."""
 
 SIZES: Final[Mapping[str, Any]] = {
     "hidden_size": 256,
@@ -92,6 +99,12 @@ _TOWER: Final[Mapping[str, Any]] = {
     "image_size": 32,
     "patch_size": 8,
 }
+_MARKS: Final[Mapping[str, Any]] = {
+    "mm_tokens_per_image": 4,
+    "image_token_index": 5,
+    "boi_token_index": 6,
+    "eoi_token_index": 7,
+}
 _SHAPED_TOWER: Final[Mapping[str, Any]] = {
     "depth": 2,
     "hidden_size": 32,
@@ -100,6 +113,14 @@ _SHAPED_TOWER: Final[Mapping[str, Any]] = {
     "patch_size": 4,
     "window_size": 16,
     "fullatt_block_indexes": [1],
+}
+_STACKED_TOWER: Final[Mapping[str, Any]] = {
+    "depth": 2,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_heads": 2,
+    "patch_size": 4,
+    "num_position_embeddings": 16,
 }
 OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "DeepseekV2ForCausalLM": {
@@ -122,6 +143,10 @@ OWN: Final[Mapping[str, Mapping[str, Any]]] = {
     "Qwen3ForCausalLM": {},
     "Qwen3MoeForCausalLM": _EXPERTS,
     "Qwen3NextForCausalLM": {**_HYBRID, **_SHARED},
+    "Qwen3VLForConditionalGeneration": {},
+    "Qwen3VLMoeForConditionalGeneration": _EXPERTS,
+    "Qwen3_5ForConditionalGeneration": _HYBRID,
+    "Qwen3_5MoeForConditionalGeneration": {**_HYBRID, **_SHARED},
     "Qwen3_5ForCausalLM": _HYBRID,
     "Qwen3_5MoeForCausalLM": {**_HYBRID, **_SHARED},
 }  # fmt: skip
@@ -132,7 +157,8 @@ def config_of(architecture: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, 
     """Return a family's config.json of these sizes."""
     own = {**sizes, **OWN[architecture]}
     if architecture == NESTED:
-        own = {"text_config": own, "tie_word_embeddings": False}
+        tower = {**_TOWER, "model_type": "siglip_vision_model"}
+        own = {"text_config": own, "vision_config": tower, "tie_word_embeddings": False, **_MARKS}
     if architecture == SIGHTED:
         own = {"text_config": own, "vision_config": _TOWER, "image_token_id": 5}
     if architecture == SHAPED:
@@ -142,7 +168,20 @@ def config_of(architecture: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, 
         tower = {**_SHAPED_TOWER, "out_hidden_size": own["hidden_size"]}
         rope = {"type": "mrope", "mrope_section": sections}
         own = {**own, "rope_scaling": rope, "vision_config": tower, "image_token_id": 5}
+    if architecture in STACKED:
+        own = _put_beside(own, deep=[] if "linear_conv_kernel_dim" in own else [0])
     return {"architectures": [architecture], **own}
+
+
+def _put_beside(text: Mapping[str, Any], *, deep: list[int]) -> dict[str, Any]:
+    """Return a text's config beside a tower's, whose layers `deep` give more than goes through."""
+    pairs = int(text["head_dim"] * text.get("partial_rotary_factor", 1)) // 2
+    sections = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]
+    rope = {"type": "default", "mrope_section": sections, "mrope_interleaved": True}
+    width = {"out_hidden_size": text["hidden_size"], "deepstack_visual_indexes": deep}
+    tower = {**_STACKED_TOWER, **width}
+    nested = {**text, "rope_scaling": rope}
+    return {"text_config": nested, "vision_config": tower, "image_token_id": 5}
 
 
 def routes(architecture: str) -> bool:

@@ -48,6 +48,8 @@ class Target:
     resample: int
     pixels_min: int | None = None
     pixels_max: int | None = None
+    growth: str = "not"
+    """How one that keeps its shape grows first if it is too narrow for a place; see `Growth`."""
 
 
 def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes, bytes]:
@@ -135,11 +137,13 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
     """Return the width and height of an image that keeps its shape: multiples of `side`.
 
     The nearest ones, or where these have too many pixels the next smaller ones of the image made
-    smaller as a whole; where too few, the next larger ones. As Qwen2-VL's processor rounds.
+    smaller as a whole; where too few, the next larger ones. As Qwen2-VL's processor
+    rounds, and those that are made like it.
 
     Raises:
         Refused: it is too long for its width, or has more places than an image may have.
     """
+    width, height = _grow(width, height, target)
     if max(width, height) > ASPECT_MAX * min(width, height):
         raise Refused(f"{width} x {height} pixels: too long for its width")
     side, least, most = target.side, target.pixels_min or 1, target.pixels_max or 1
@@ -155,6 +159,23 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
         most_places = config.IMAGE_PLACES_MAX
         raise Refused(f"takes {rows * columns} tokens; an image takes at most {most_places}")
     return columns * side, rows * side
+
+
+def _grow(width: int, height: int, target: Target) -> tuple[int, int]:
+    """Return the size of an image that is as long as a place both ways, where it grows to that.
+
+    As GLM-4V's processor, and PaddleOCR-VL's, do before they round.
+    """
+    side = target.side
+    if target.growth == "whole" and min(width, height) < side:
+        scale = max(side / height, side / width)
+        return int(width * scale), int(height * scale)
+    if target.growth == "by side":
+        if height < side:
+            width, height = round(width * side / height), side
+        if width < side:
+            width, height = side, round(height * side / width)
+    return width, height
 
 
 def _short(error: Exception) -> str:

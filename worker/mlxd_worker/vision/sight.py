@@ -37,7 +37,7 @@ class Sight:
     @property
     def target(self) -> dict[str, Any]:
         """What an image is to become, as the process that decodes it is told."""
-        names = ("side", "shorter_side", "resample", "pixels_min", "pixels_max")
+        names = ("side", "shorter_side", "resample", "pixels_min", "pixels_max", "growth")
         return {name: value for name, value in asdict(self.settings).items() if name in names}
 
 
@@ -49,7 +49,8 @@ def read_sight(source: Source, sizes: SightSizes | None) -> Sight | None:
     """
     if sizes is None:
         return None
-    settings = read_image_settings(source, side=sizes.side, places_max=sizes.places_max)
+    side, tokens = sizes.side, None if sizes.varies else sizes.tokens
+    settings = read_image_settings(source, side=side, places_max=sizes.places_max, tokens=tokens)
     return Sight(sizes, settings)
 
 
@@ -59,9 +60,10 @@ def check_placeholder(sight: Sight, control_ids: Collection[int]) -> None:
     Raises:
         InvalidModel: it is none of the tokens that only a template can write.
     """
-    if sight.sizes.token_id not in control_ids:
-        problem = f"{sight.sizes.token_id}, which stands for an image, is no control token"
-        raise InvalidModel(problem, TOKENIZER_FILE, "added_tokens")
+    for token_id in (sight.sizes.token_id, *(sight.sizes.marks or ())):
+        if token_id not in control_ids:
+            problem = f"{token_id}, which stands for an image, is no control token"
+            raise InvalidModel(problem, TOKENIZER_FILE, "added_tokens")
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +107,7 @@ def place_images(
         between = ids[before:at]
         all_ids += between
         keys += between
-        placed.append(Image(name, len(all_ids), tokens, pixels, grid))
+        placed.append(Image(name, len(all_ids), tokens, pixels, grid, sizes.whole))
         all_ids += [sizes.token_id] * tokens
         keys += key_of_image(name, tokens)
         before = at + 1

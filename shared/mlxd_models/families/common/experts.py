@@ -103,6 +103,8 @@ class ExpertsConfig:
     shared: SharedConfig | None = None
     fused: bool = False
     """Whether checkpoints may store gates and ups of all experts in one tensor."""
+    fused_by_input: bool = False
+    """Whether such tensors are stored input by input, outputs being the last axis."""
 
     def feed_width(self, hidden: int) -> int:
         """Return the widest inner part of such a layer, for one position."""
@@ -151,6 +153,9 @@ def _fused_spec(experts: ExpertsConfig, prefix: str, name: str, hidden: int) -> 
     if name == EXPERT_DOWN:
         stem, shape = prefix + FUSED_DOWN, (experts.count, hidden, mlp)
     source = Source(stem, shape, Operation.KEEP)
+    if experts.fused_by_input:
+        count, outputs, inputs = shape
+        source = Source(stem, (count, inputs, outputs), Operation.LAST_OUTPUTS)
     return TensorSpec(f"{stem}.weight", shape, packable=True, source=source)
 
 

@@ -57,6 +57,11 @@ class Family(Generic[Config]):
     restore: Callable[[Config, Sequence[TensorFact]], tuple[TensorSpec, ...]] | None = None
     """Where what is stored is read by other rules than these: checks it all, nothing being read,
     and returns what will be made of it, packed as it will be."""
+    blind: Family[Any] | None = None
+    """What a checkpoint is that has no tensor of the tower, as mlx-lm's converter leaves it."""
+    seeing: Callable[[Mapping[str, Any]], Family[Any] | None] | None = None
+    """Of models that another library serves: which family serves such a config instead because it
+    sees; None for one that does not."""
 
 
 def llama_footprint(config: DecoderConfig) -> Footprint:

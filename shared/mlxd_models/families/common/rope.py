@@ -81,6 +81,18 @@ class RopeConfig:
     sections: tuple[int, int, int] | None = None
     """How many pairs, one after another, turn by a token's time, by its height and by its width,
     where these differ; None: all turn by its position."""
+    mixed: bool = False
+    """Whether the axes take turns pair by pair, as long as height and width have pairs left; what
+    neither has is time's."""
+
+    @property
+    def axes(self) -> tuple[int, ...]:
+        """Which axis each pair turns by: 0 time, 1 height, 2 width; without sections none."""
+        counts = self.sections or ()
+        if not self.mixed:
+            return tuple(axis for axis, count in enumerate(counts) for _ in range(count))
+        turns = (pair % 3 for pair in range(sum(counts)))
+        return tuple(axis if pair < 3 * counts[axis] else 0 for pair, axis in enumerate(turns))
 
     @property
     def gain(self) -> float:

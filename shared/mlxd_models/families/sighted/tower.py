@@ -3,7 +3,8 @@
 Invariants:
 - A tower sees squares of one size, cut into patches; what is left at the edges is not seen.
 - Layers behind the one whose rows are the features are in checkpoints and never evaluated: they
-  are known by name, and left unread. So are what comes behind all layers (a norm, a pooling head).
+  are known by name, and left unread. So are what comes behind all layers (a norm, a pooling head),
+  but for the norm where features come from behind it.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from mlxd_models.families.common.decoder import HEADS_MAX, LAYERS_MAX, WIDTH_MAX
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
 from mlxd_models.sizes.weight_forms import TOWER_PREFIX
+from mlxd_shared.config import IMAGES_TOGETHER_MAX
 
 SIDE_MAX: Final = 4096
 ATTENTION: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -28,7 +30,10 @@ PLACES: Final = f"{TOWER_PREFIX}embeddings.position_embedding"
 CLASS: Final = f"{TOWER_PREFIX}embeddings.class_embedding"
 FIRST_NORM: Final = f"{TOWER_PREFIX}pre_layrnorm"
 """As CLIP's checkpoints spell it."""
+LAST_NORM: Final = f"{TOWER_PREFIX}post_layernorm"
 COLOURS: Final = 3
+SCORES_MAX: Final = 1 << 24
+"""Scores of queries and keys that are there at once."""
 
 
 class TowerActivation(StrEnum):
@@ -57,6 +62,8 @@ class TowerConfig:
     activation: TowerActivation
     has_class: bool
     """Whether a row of its own stands before the patches', and a norm before the first layer."""
+    ends_normed: bool = False
+    """Whether features are rows of the norm behind all layers."""
 
     @property
     def patches(self) -> int:
@@ -70,12 +77,14 @@ class TowerConfig:
 
     @property
     def pass_values(self) -> int:
-        """Values alive at most for one image.
+        """Values alive at most for one image, of as many as are seen at once.
 
         Residual and norm beside the widest part of a layer: attention with its scores as products,
-        exponentials and sums, or the feed-forward before and behind its activation.
+        exponentials and sums, of which all images share `SCORES_MAX`, or the feed-forward before
+        and behind its activation.
         """
-        attention = self.rows * 5 * self.hidden + 3 * self.heads * self.rows**2
+        scores = min(self.heads * self.rows**2, SCORES_MAX // IMAGES_TOGETHER_MAX)
+        attention = self.rows * 5 * self.hidden + 3 * scores
         return self.rows * 2 * self.hidden + max(attention, self.rows * 3 * self.mlp)
 
 
@@ -100,11 +109,11 @@ _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
 """What published configs leave out, by kind of tower."""
 
 
-def parse_tower(fields: Fields, *, feature_layer: int) -> TowerConfig:
+def parse_tower(fields: Fields, *, feature_layer: int, ends_normed: bool = False) -> TowerConfig:
     """Return the config of a tower; raises InvalidModel, naming the key, as families do.
 
     feature_layer: whose rows are the features: 0 is what the first layer is given, -1 what the last
-    one makes.
+    one makes. ends_normed: whether they go through the norm behind all layers.
     """
     kind = fields.values.get("model_type")
     if kind not in _DEFAULTS:
@@ -137,6 +146,7 @@ def parse_tower(fields: Fields, *, feature_layer: int) -> TowerConfig:
         norm_eps=fields.positive("layer_norm_eps"),
         activation=TowerActivation(activation),
         has_class=kind == "clip_vision_model",
+        ends_normed=ends_normed,
     )
 
 
@@ -159,6 +169,8 @@ def tower_tensors(tower: TowerConfig) -> list[TensorSpec]:
         specs += _norm_specs(FIRST_NORM, hidden)
     else:
         specs.append(TensorSpec(f"{PATCHES}.bias", (hidden,)))
+    if tower.ends_normed:
+        specs += _norm_specs(LAST_NORM, hidden)
     for index in range(tower.stored_layers):
         prefix = tower_layer(index)
         shapes = dict.fromkeys((*ATTENTION, OUTPUT), (hidden, hidden, True))
@@ -173,13 +185,15 @@ def tower_tensors(tower: TowerConfig) -> list[TensorSpec]:
     return specs
 
 
-def tower_name(name: str) -> str | None:
+def tower_name(name: str, *, ends_normed: bool = False) -> str | None:
     """Return how `tower_tensors` calls a tower's tensor; None for one that is never evaluated.
 
-    name: behind `TOWER_PREFIX`, as a checkpoint has it.
+    name: behind `TOWER_PREFIX`, as a checkpoint has it. ends_normed: as of `parse_tower`.
     """
     own = name.removeprefix("vision_model.")
-    if own.startswith(("post_layernorm.", "head.")) or own.endswith(".position_ids"):
+    if own.startswith("post_layernorm.") and not ends_normed:
+        return None
+    if own.startswith("head.") or own.endswith(".position_ids"):
         return None
     return TOWER_PREFIX + own
 

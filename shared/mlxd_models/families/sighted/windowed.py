@@ -17,7 +17,7 @@ from typing import Any, Final
 from mlxd_models.families.common.decoder import HEADS_MAX, LAYERS_MAX, WIDTH_MAX
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
-from mlxd_models.families.sighted.tower import COLOURS, SIDE_MAX
+from mlxd_models.families.sighted.tower import COLOURS, SCORES_MAX, SIDE_MAX
 from mlxd_models.sizes.weight_forms import TOWER_PREFIX
 from mlxd_shared import config
 
@@ -29,8 +29,6 @@ PATCHES: Final = f"{TOWER_PREFIX}patch_embed.proj"
 MERGER_NORM: Final = f"{TOWER_PREFIX}merger.ln_q"
 MERGER: Final = (f"{TOWER_PREFIX}merger.mlp.0", f"{TOWER_PREFIX}merger.mlp.2")
 NORM_EPS: Final = 1e-6
-SCORES_MAX: Final = 1 << 24
-"""Scores of queries and keys that are there at once: 64 queries of the largest image."""
 MERGE_MAX: Final = 16
 FRAMES_MAX: Final = 16
 BASE_DEFAULT: Final = 10_000.0
@@ -135,9 +133,7 @@ def parse_windowed(fields: Fields) -> WindowedConfig:
     """Return the config of a tower; raises InvalidModel, naming the key, as families do."""
     stated = {key: value for key, value in fields.values.items() if value is not None}
     fields = Fields({**_DEFAULTS, **stated}, fields.prefix)
-    for key in ("in_channels", "in_chans"):
-        if fields.integer(key, low=1, high=WIDTH_MAX, default=COLOURS) != COLOURS:
-            raise fields.error(key, f"only {COLOURS} are supported")
+    check_colours(fields)
     fields.demand("hidden_act", _SILU)
     layers = fields.integer("depth", low=1, high=LAYERS_MAX)
     hidden = fields.integer("hidden_size", low=1, high=WIDTH_MAX)
@@ -161,7 +157,7 @@ def parse_windowed(fields: Fields) -> WindowedConfig:
         window=window,
         full=_full_layers(fields, layers),
         output=fields.integer("out_hidden_size", low=1, high=WIDTH_MAX),
-        base=_base(fields),
+        base=rope_base(fields),
     )
 
 
@@ -176,7 +172,15 @@ def _full_layers(fields: Fields, layers: int) -> frozenset[int]:
     return frozenset(stated)
 
 
-def _base(fields: Fields) -> float:
+def check_colours(fields: Fields) -> None:
+    """Refuse another number of colours, by either of its names."""
+    for key in ("in_channels", "in_chans"):
+        if fields.integer(key, low=1, high=WIDTH_MAX, default=COLOURS) != COLOURS:
+            raise fields.error(key, f"only {COLOURS} are supported")
+
+
+def rope_base(fields: Fields) -> float:
+    """Return the base of a tower's rotations; raises InvalidModel for another kind of them."""
     if not fields.has("rope_parameters"):
         return BASE_DEFAULT
     rope = fields.part("rope_parameters")

@@ -84,14 +84,18 @@ def plan_chunks(
     *,
     dtype: mx.Dtype,
     bounded_shapes: bool,
+    lasts: Sequence[int] = (),
 ) -> StepPlan:
-    """Return the plan of a pass of `counts` tokens a row, after which rows stand at `lengths`."""
+    """Return the plan of a pass of `counts` tokens a row, after which rows stand at `lengths`.
+
+    lasts: the last position that each token sees; empty: its own.
+    """
     stretches = stretches_of(places, lengths, counts)
     calls = split_into_calls(stretches)
     result_of = [0] * sum(counts)
     results, groups = 0, []
     for call in calls:
-        group = _group_of(call)
+        group = _group_of(call, lasts)
         for its in call:
             result_of[its.first : its.first + its.count] = range(results, results + its.count)
             results += _width(call)
@@ -107,12 +111,16 @@ def plan_chunks(
     )
 
 
-def _group_of(call: Sequence[Stretch]) -> Group:
+def _group_of(call: Sequence[Stretch], lasts: Sequence[int]) -> Group:
     place, width = call[0].place, _width(call)
     tokens = [its.first + at for its in call for at in range(its.count)]
     positions = [its.end - its.count + at for its in call for at in range(its.count)]
     one_run = tokens == list(range(tokens[0], tokens[0] + len(tokens)))
     starts = _index([its.end - its.count for its in call])
+    source = [its.first + min(at, its.count - 1) for its in call for at in range(width)]
+    visible = starts[:, None] + mx.arange(width, dtype=mx.int32)
+    if lasts:
+        visible = _index([lasts[at] for at in source]).reshape(-1, width)
     return Group(
         arena=place.arena,
         capacity=place.capacity,
@@ -123,13 +131,11 @@ def _group_of(call: Sequence[Stretch]) -> Group:
         span=min(_span(max(its.end for its in call)), place.capacity),
         write_slots=_index([its.place.slot for its in call for _ in range(its.count)])[:, None],
         write_positions=_index(positions)[:, None],
-        last_visible=starts[:, None] + mx.arange(width, dtype=mx.int32),
+        last_visible=visible,
         chunks=Chunks(
             slots=_slots_of([its.place.slot for its in call]),
             width=width,
-            source=_index(
-                [its.first + min(at, its.count - 1) for its in call for at in range(width)]
-            ),
+            source=_index(source),
         ),
     )
 

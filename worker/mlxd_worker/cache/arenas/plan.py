@@ -6,8 +6,10 @@ Invariants:
   an index out of range would overwrite another row in silence.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import mlx.core as mx
@@ -28,6 +30,16 @@ class Chunk:
     """int32 [2]: slot and position of the first token."""
     span: int = 0
     """Positions that are read where shapes must be few; 0 for all of the capacity."""
+    lasts: tuple[int, ...] = ()
+    """The last position that each token sees; empty: its own."""
+
+    def last_seen(self, first: int, count: int, width: int) -> tuple[int, ...]:
+        """Return the last position that `count` tokens from the `first` on see; empty: their own.
+
+        Filled up to `width`; what that sees is dropped.
+        """
+        own = self.lasts[first : first + count]
+        return (*own, *own[-1:] * (width - len(own)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +124,11 @@ class StepPlan:
             value = self.memo[key] = make()
         return value
 
+    def seeing(self, lasts: tuple[int, ...]) -> StepPlan:
+        """Return this plan of a chunk whose tokens see up to the positions `lasts`."""
+        assert self.chunk is not None, "others have it in their groups"
+        return replace(self, chunk=replace(self.chunk, lasts=lasts))
+
     def in_order(self, parts: Sequence[mx.array]) -> mx.array:
         """Return what the groups' rows read, group by group, in the batch's order, lazy."""
         if self.groups[0].chunks is not None:  # [n, heads, width, *] each, to a token a row
@@ -136,9 +153,11 @@ class PassCaches(Protocol):
         width: int,
         dtype: mx.Dtype,
         counts: tuple[int, ...] = (),
+        lasts: tuple[int, ...] = (),
     ) -> StepPlan:
         """Return how a batch of `rows` x `width` tokens meets the arenas; masks are of `dtype`.
 
         counts: where the batch is a chunk of each row, one after another: their tokens; offsets are
-        then every token's position, and the width is 1.
+        then every token's position, and the width is 1. lasts: the last position that each token
+        of chunks sees; empty: its own.
         """

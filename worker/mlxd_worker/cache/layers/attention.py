@@ -10,6 +10,7 @@ Invariants:
   `CHUNK_WIDTHS`, and all of the row's capacity is read. No cache ever sees a padding token.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
@@ -188,6 +189,7 @@ def attend_chunk(
     length: int,
     scale: float,
     sinks: mx.array | None = None,
+    lasts: Sequence[int] = (),
 ) -> mx.array:
     """Return what one row's last positions `[1, heads, width, head_dim]` read of all `length`.
 
@@ -203,15 +205,22 @@ def attend_chunk(
     scaled, parts = queries * scale, []
     for first in range(0, width, BLOCK_QUERIES):
         block = scaled[:, :, first : first + BLOCK_QUERIES]
-        seen = length - width + first + block.shape[2]
-        parts.append(_attend_block(block, keys[:, :, :seen], values[:, :, :seen], sinks))
+        own = lasts[first : first + BLOCK_QUERIES]
+        seen = max(own) + 1 if own else length - width + first + block.shape[2]
+        parts.append(_attend_block(block, keys[:, :, :seen], values[:, :, :seen], sinks, own))
     return parts[0] if len(parts) == 1 else mx.concatenate(parts, axis=2)
 
 
 def _attend_block(
-    queries: mx.array, keys: mx.array, values: mx.array, sinks: mx.array | None
+    queries: mx.array,
+    keys: mx.array,
+    values: mx.array,
+    sinks: mx.array | None,
+    lasts: Sequence[int],
 ) -> mx.array:
     """Return what the last positions' scaled queries read, in single steps: a CPU fuses none.
+
+    lasts: up to which position each reads; empty: up to its own.
 
     The exponentials go side by side; the products, which use all cores by themselves, do not.
     """
@@ -220,7 +229,8 @@ def _attend_block(
     folded = (1, kv_heads, heads // kv_heads * count, -1)
     scores = (queries.reshape(folded) @ keys.swapaxes(-1, -2)).reshape(1, heads, count, seen)
     if count > 1:
-        later = mx.arange(seen) > mx.arange(seen - count, seen)[:, None]
+        own = mx.array(list(lasts)) if lasts else mx.arange(seen - count, seen)
+        later = mx.arange(seen) > own[:, None]
         scores = scores + additive(later, scores.dtype)
     beside = None if sinks is None else sinks.reshape(1, heads, 1, 1)
     weights = side_by_side(
@@ -239,7 +249,10 @@ def attend_row(inputs: Asked, keys: mx.array, values: mx.array, chunk: Chunk) ->
     """
     queries, plan, scale, sinks = inputs.queries, inputs.plan, inputs.scale, inputs.sinks
     if not plan.bounded_shapes:
-        return attend_chunk(queries, keys, values, length=chunk.length, scale=scale, sinks=sinks)
+        length, lasts = chunk.length, chunk.lasts
+        return attend_chunk(
+            queries, keys, values, length=length, scale=scale, sinks=sinks, lasts=lasts
+        )
     span, width = chunk.span or keys.shape[2], queries.shape[2]
     keys, values = keys[:, :, :span], values[:, :, :span]
     most = CHUNK_WIDTHS[-1]
@@ -250,7 +263,11 @@ def attend_row(inputs: Asked, keys: mx.array, values: mx.array, chunk: Chunk) ->
         mask = plan.share(
             ("causal", chunk.arena, span, first),
             lambda first=first, padded=padded: _causal(  # type: ignore[misc]
-                chunk.start[1:] + first, padded, span, plan.dtype
+                chunk.start[1:] + first,
+                padded,
+                span,
+                plan.dtype,
+                lasts=chunk.last_seen(first, most, padded),
             ),
         )
         wide = mx.pad(block, [(0, 0), (0, 0), (0, padded - block.shape[2]), (0, 0)])
@@ -292,11 +309,14 @@ def padded_width(width: int) -> int:
     return next(wide for wide in CHUNK_WIDTHS if wide >= width)
 
 
-def _causal(start: mx.array, width: int, span: int, dtype: mx.Dtype) -> mx.array:
+def _causal(
+    start: mx.array, width: int, span: int, dtype: mx.Dtype, *, lasts: Sequence[int] = ()
+) -> mx.array:
     """Return the mask `[1, 1, width, span]` of queries from the position `start` [1] on.
 
-    Queries beyond the row's capacity are padding; they see all of it.
+    Queries beyond the row's capacity are padding; they see all of it. lasts: the last position that
+    each sees; empty: its own.
     """
-    asking = start + mx.arange(width, dtype=mx.int32)
+    asking = mx.array(list(lasts)) if lasts else start + mx.arange(width, dtype=mx.int32)
     hidden = mx.arange(span, dtype=mx.int32) > asking[:, None]
     return additive(hidden[None, None], dtype)

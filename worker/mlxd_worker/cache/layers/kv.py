@@ -158,7 +158,7 @@ class KVCache(SliceableCache):
         written = put_range(block, into, count)
         whole = Range(keys, values, slot=chunk.slot, start=0)
         start = chunk.length - count
-        width = causal_width(start, count, chunk.capacity)
+        width = None if chunk.lasts else causal_width(start, count, chunk.capacity)
         if width is not None:
             seen = copy_range(whole, start + width, after=written)
             return attend_causally(inputs, *seen, width)

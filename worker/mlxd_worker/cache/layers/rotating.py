@@ -14,7 +14,7 @@ Invariants:
 - Never quantised: a window is small, and its keys are rewritten again and again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import mlx.core as mx
 
@@ -171,12 +171,11 @@ class RotatingCache(ArenaCache):
         before = chunk.length - width
         piece = CHUNK_WIDTHS[-1] if plan.bounded_shapes else max(self.window, PIECE_TOKENS_MIN)
         parts = []
-        for first in range(0, width, piece):
+        for first, count in pieces_of(width, piece, before, chunk.lasts):
             new_queries, new_keys, new_values = (
-                array[:, :, first : first + piece]
+                array[:, :, first : first + count]
                 for array in (inputs.queries, inputs.keys, inputs.values)
             )
-            count = new_keys.shape[2]
             padding = padded_width(count) - count if plan.bounded_shapes else 0
             held = ring if plan.bounded_shapes else min(before + first, ring)
             read = mx.fast.scaled_dot_product_attention(
@@ -205,7 +204,14 @@ class RotatingCache(ArenaCache):
     ) -> mx.array:
         return plan.share(
             ("sliding", self.window, chunk.arena, first),
-            lambda: sliding_mask(self.window, chunk.start[1:] + first, held, width, plan.dtype),
+            lambda: sliding_mask(
+                self.window,
+                chunk.start[1:] + first,
+                held,
+                width,
+                plan.dtype,
+                lasts=chunk.last_seen(first, width, width),
+            ),
         )
 
     def _attend_group(self, inputs: Asked, group: Group) -> mx.array:
@@ -277,15 +283,43 @@ def write_positions(
         write_block(arrays, start_at(slot, 0), (new[:, :, fits:] for new in tokens))
 
 
-def sliding_mask(window: int, first: mx.array, held: int, width: int, dtype: mx.Dtype) -> mx.array:
+def pieces_of(
+    width: int, piece: int, start: int, lasts: Sequence[int]
+) -> Iterator[tuple[int, int]]:
+    """Yield the first token and the number of each piece of a chunk from position `start` on. Pure.
+
+    Of `piece` tokens at most, but none ends where one of its tokens sees further (`Chunk.lasts`):
+    it ends before that, or where all of that fills more than a piece, behind.
+    """
+    first = 0
+    while first < width:
+        end = min(first + piece, width)
+        if lasts:
+            while end > first and lasts[end - 1] >= start + end:
+                end -= 1
+            end = end if end > first else lasts[first] - start + 1
+        yield first, end - first
+        first = end
+
+
+def sliding_mask(
+    window: int,
+    first: mx.array,
+    held: int,
+    width: int,
+    dtype: mx.Dtype,
+    *,
+    lasts: Sequence[int] = (),
+) -> mx.array:
     """Return `[rows, 1, width, held + width]` for rings before the position `first` [rows].
 
     The first `held` columns are the ring's, which has as many as the window; the others are the
-    positions from `first` on.
+    positions from `first` on. lasts: the last position that each query sees; empty: its own.
     """
     positions = wrapping_positions(window, first, held, width)[:, None, None, :]
     asking = (first[:, None] + mx.arange(width, dtype=mx.int32))[:, None, :, None]
-    hidden = (positions < 0) | (positions > asking) | (positions <= asking - window)
+    last = mx.array(list(lasts))[:, None] if lasts else asking
+    hidden = (positions < 0) | (positions > last) | (positions <= asking - window)
     return additive(hidden, dtype)
 
 

@@ -8,6 +8,7 @@ all of them are not. So what was found ends before an image or behind it.
 from __future__ import annotations
 
 from array import array
+from collections.abc import Iterable
 from typing import Final
 
 from mlxd_worker.cache.prefix.trie import PrefixTrie
@@ -23,6 +24,14 @@ def match_whole_images(trie: PrefixTrie[K, S], key: Key, *, limit: int) -> Match
     match = trie.match(key, limit=limit)
     end = whole_images(key, match.count)
     return match if end == match.count else trie.match(key, limit=end)
+
+
+def points_beside_images(key: Key, points: Iterable[int], start: int) -> list[int]:
+    """Return points, in order, of which those within an image are where it begins.
+
+    Those that are not beyond `start` then are left out: no look-up would end there.
+    """
+    return sorted({end for point in points if (end := whole_images(key, point)) > start})
 
 
 def whole_images(key: Key, count: int) -> int:

@@ -33,7 +33,7 @@ from mlxd_worker.cache.kept.points import (
 )
 from mlxd_worker.cache.kept.snapshot import Snapshot
 from mlxd_worker.cache.prefix.evicted import EvictedRuns
-from mlxd_worker.cache.prefix.images import match_whole_images
+from mlxd_worker.cache.prefix.images import match_whole_images, points_beside_images
 from mlxd_worker.cache.prefix.lookup import (
     Lookup,
     PrefixCounts,
@@ -255,13 +255,14 @@ class PrefixCache:
         self.counts.hit_tokens += lookup.cached
         self.counts.disk_tokens += lookup.from_disk
         if self._whole:
-            tenant.points += prompt_points(
+            points = prompt_points(
                 lookup.cached,
                 lookup.total - 1,
                 branch=lookup.matched if lookup.cached < lookup.matched else None,
                 points_max=self._points_max,
                 block_tokens=None if self.disk is None else self.disk.block_tokens,
             )
+            tenant.points += points_beside_images(key_of(tenant.prompt), points, lookup.cached)
         self._schedule(row, tenant)
 
     def _target(self, match: Match[Kind, Snapshot]) -> Target[Snapshot]:

@@ -78,7 +78,7 @@ class CompiledModel:
         To warm up: lone_row: whether a single row's pass is its own, or like one of several.
         least: so many flat tokens it is over at least, as a wider one would be.
         """
-        if batch.inlays or batch.turns is not None:  # no compiled pass is given any
+        if batch.inlays or batch.lasts or batch.turns is not None:  # in no compiled pass
             return self._model.forward(batch, caches)
         if caches is self._caches and self._caches.in_place:
             counts = batch.counts or (batch.width,) * len(batch.rows)
@@ -207,7 +207,8 @@ class _TracedCaches:
         width: int,
         dtype: mx.Dtype,
         counts: tuple[int, ...] = (),
+        lasts: tuple[int, ...] = (),
     ) -> StepPlan:
         """Return the plan."""
-        del rows, offsets, lengths, width, dtype, counts
+        del rows, offsets, lengths, width, dtype, counts, lasts
         return self.traced_plan

@@ -19,6 +19,7 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all
+from mlxd_worker.engine.stepping.spans import lasts_of
 from mlxd_worker.models.base import Batch, Inlay, Passes
 
 RowChunk = tuple[Row, Sequence[int]]
@@ -73,8 +74,9 @@ def batch_of(chunks: Sequence[RowChunk]) -> Batch:
         batch = Batch.prefill(tokens, row.offset, row.id)
     else:
         batch = Batch.chunks([(tokens, row.offset, row.id) for row, tokens in chunks])
-    turns = turns_of([(row.request.images, row.offset, len(tokens)) for row, tokens in chunks])
-    return batch if turns is None else replace(batch, turns=turns)
+    shown = [(row.request.images, row.offset, len(tokens)) for row, tokens in chunks]
+    turns, lasts = turns_of(shown), lasts_of(shown)
+    return replace(batch, turns=turns, lasts=lasts) if lasts or turns is not None else batch
 
 
 def decode(model: Passes, caches: RowCaches, rows: Sequence[Row]) -> list[Drawn]:

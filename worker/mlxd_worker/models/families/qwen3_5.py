@@ -101,10 +101,11 @@ class Qwen35Model(Decoder[Layer]):
                 assert isinstance(cache, RecurrentCache)
                 return layer.feed(rows + layer.mixer(normed, cache, plan))
             attention = as_attention(cache)
-            read = self._attend(layer.mixer, normed, attention, plan, batch.offsets)
+            read = self._attend(layer.mixer, normed, attention, plan, batch.turned)
             return layer.feed(rows + read)
 
-        return self._run(batch.tokens.reshape(-1), caches, do_layer, is_wide=batch.width > 1)
+        ids, is_wide = batch.tokens.reshape(-1), batch.width > 1
+        return self._run(ids, caches, do_layer, is_wide=is_wide, inlays=batch.inlays)
 
     def _attend(
         self,
@@ -112,7 +113,7 @@ class Qwen35Model(Decoder[Layer]):
         normed: mx.array,
         cache: AttentionCache,
         plan: StepPlan,
-        offsets: mx.array,
+        turned: mx.array,
     ) -> mx.array:
         decoder = self.config.decoder
         heads, kv_heads, eps = decoder.heads, decoder.kv_heads, decoder.norm_eps
@@ -123,14 +124,14 @@ class Qwen35Model(Decoder[Layer]):
             joined[:, 2 * heads : 2 * heads + kv_heads],
             joined[:, 2 * heads + kv_heads :],
         )
-        queries = self._rotate(mx.fast.rms_norm(queries, layer.query_norm, eps), offsets, plan)
-        keys = self._rotate(mx.fast.rms_norm(keys, layer.key_norm, eps), offsets, plan)
+        queries = self._rotate(mx.fast.rms_norm(queries, layer.query_norm, eps), turned, plan)
+        keys = self._rotate(mx.fast.rms_norm(keys, layer.key_norm, eps), turned, plan)
         read = cache.attend(Asked(queries, keys, values, plan, self._scale))
         gated = times_sigmoid(read, gates).transpose(0, 2, 1, 3)
         return layer.output(gated.reshape(normed.shape[0], -1))
 
-    def _rotate(self, heads: mx.array, offsets: mx.array, plan: StepPlan) -> mx.array:
-        rotated, gain = self._rotation(heads, offsets, plan), self.config.decoder.rope.gain
+    def _rotate(self, heads: mx.array, turned: mx.array, plan: StepPlan) -> mx.array:
+        rotated, gain = self._rotation(heads, turned, plan), self.config.decoder.rope.gain
         if gain == 1.0:
             return rotated
         dims = self.config.rotary_dim

@@ -28,7 +28,11 @@ from mlxd_models.families.common.experts import (
 from mlxd_models.families.common.tensors import Stack
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.weights.expert_linear import ExpertLinear, ExpertProjection
+from mlxd_worker.models.weights.expert_linear import (
+    ExpertLinear,
+    ExpertProjection,
+    SummedExperts,
+)
 from mlxd_worker.models.weights.fused import clamped_halves, gated_halves
 from mlxd_worker.models.weights.linear import Projection, Weighted
 from mlxd_worker.models.weights.reader import Reader
@@ -80,6 +84,8 @@ class Experts(Weighted):
         one_by_one = self._one_by_one(normed.dtype, chosen.size)
         out = (self._by_expert if one_by_one else self._gather)(normed, chosen)
         mixed = (out * weights[..., None]).sum(axis=1)
+        if isinstance(self.expert_down, SummedExperts):
+            mixed = self.expert_down.complete(mixed, weights, chosen)
         return rows + (mixed if self.shared is None else mixed + self.shared(normed))
 
     def _choose(self, normed: mx.array) -> tuple[mx.array, mx.array]:

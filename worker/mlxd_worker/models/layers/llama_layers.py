@@ -80,6 +80,9 @@ class Rotation:
                 offset=offsets,
                 freqs=self.table,
             )
+        if self.dims < heads.shape[-1]:
+            turned = self(heads[..., : self.dims], offsets, plan)
+            return mx.concatenate([turned, heads[..., self.dims :]], axis=-1)
         count, width, half = heads.shape[0], heads.shape[2], self.dims // 2
         angles = partial(self._angles, offsets, width)
         cosines, sines = (
@@ -101,8 +104,7 @@ class Rotation:
             positions = (offsets[:, None] + mx.arange(width, dtype=offsets.dtype))[..., None]
         else:
             assert self.config.sections is not None, "no other model's tokens stand on three axes"
-            counted = enumerate(self.config.sections)
-            axis_of = mx.array([axis for axis, count in counted for _ in range(count)])
+            axis_of = mx.array(self.config.axes)
             positions = mx.moveaxis(mx.take(offsets, axis_of, axis=0), 0, -1)
         return (positions.astype(mx.float32) / self.periods())[:, None, :, None]
 
@@ -261,8 +263,20 @@ def lay_in(rows: mx.array, inlays: Sequence[Inlay]) -> mx.array:
     """Return rows `[M, hidden]` in which inlays, in order, have taken their places; lazy."""
     parts, done = [], 0
     for inlay in inlays:
-        parts += [rows[done : inlay.start], inlay.rows.astype(rows.dtype)]
+        first = inlay.level(0, rows.shape[-1])
+        parts += [rows[done : inlay.start], first.astype(rows.dtype)]
         done = inlay.start + inlay.rows.shape[0]
+    return mx.concatenate([*parts, rows[done:]], axis=0)
+
+
+def add_level(rows: mx.array, inlays: Sequence[Inlay], level: int) -> mx.array:
+    """Return rows `[M, hidden]` to which a level of inlays is added at their places; lazy."""
+    parts, done = [], 0
+    for inlay in inlays:
+        stop = inlay.start + inlay.rows.shape[0]
+        more = inlay.level(level, rows.shape[-1]).astype(rows.dtype)
+        parts += [rows[done : inlay.start], rows[inlay.start : stop] + more]
+        done = stop
     return mx.concatenate([*parts, rows[done:]], axis=0)
 
 
@@ -350,12 +364,15 @@ class Decoder(Generic[_Layer]):
         """
         rows, scale = self._embedding.lookup(ids), self._decoder.embedding_scale
         rows = rows if scale == 1.0 else rows * scale
+        levels = inlays[0].levels(rows.shape[-1]) if inlays else 0
         if inlays:
             rows = lay_in(rows, inlays)
         # A GPU holds what is unpacked until it is done: not of all layers at once.
         unpacks = self._packed and is_wide and rows.shape[0] > packed_rows_max()
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             rows = do_layer(layer, cache, rows)
+            if index < levels:
+                rows = add_level(rows, inlays, index + 1)
             if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
                 mx.eval(rows)
         return mx.fast.rms_norm(rows, self._norm.weight, self._norm.eps)

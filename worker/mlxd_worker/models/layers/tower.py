@@ -19,6 +19,7 @@ import mlx.core as mx
 from mlxd_models.families.sighted import tower as names
 from mlxd_models.families.sighted.tower import TowerActivation, TowerConfig
 from mlxd_models.files.image_settings import ImageSettings
+from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
 
@@ -62,9 +63,12 @@ class Tower:
             _take_norm(config, weights, names.FIRST_NORM) if config.has_class else None
         )
         self._layers = tuple(_take_layer(config, weights, at) for at in range(config.layers))
+        self._last_norm = (
+            _take_norm(config, weights, names.LAST_NORM) if config.ends_normed else None
+        )
 
     def __call__(self, pixels: mx.array) -> mx.array:
-        """Return rows [N, rows, hidden] of the layer that features come from.
+        """Return rows [N, rows, hidden] of the layer, or the norm, that features come from.
 
         pixels: float32 [N, side, side, 3], scaled.
         """
@@ -78,6 +82,8 @@ class Tower:
             inner = activate(layer.up(layer.mlp_norm(rows)), config.activation)
             rows = rows + layer.down(inner)
             mx.eval(rows)
+        if self._last_norm is not None:
+            rows = self._last_norm(rows)
         return rows.reshape(count, config.rows, config.hidden)
 
     def arrays(self) -> Mapping[str, mx.array]:
@@ -89,6 +95,8 @@ class Tower:
             named["tower.class"] = self._class
         if self._first_norm is not None:
             named |= named_arrays("tower.first_norm", self._first_norm)
+        if self._last_norm is not None:
+            named |= named_arrays("tower.last_norm", self._last_norm)
         for index, layer in enumerate(self._layers):
             named |= named_arrays(f"tower.layers.{index}", layer)
         return named
@@ -116,9 +124,7 @@ class Tower:
         width = config.hidden // config.heads
         joined = layer.qkv(layer.attention_norm(rows))
         split = joined.reshape(count, config.rows, 3, config.heads, width).transpose(2, 0, 3, 1, 4)
-        read = mx.fast.scaled_dot_product_attention(
-            split[0], split[1], split[2], scale=1 / math.sqrt(width)
-        )
+        read = attend_bounded(split[0], split[1], split[2])
         return read.transpose(0, 2, 1, 3).reshape(-1, config.hidden)
 
 

@@ -3,7 +3,6 @@
 Invariants:
 - Patches lie place by place, those of a window together, and windows of one size together: within
   windows attention is then one call a size, without a mask. What comes out is in the image's order.
-- No more than `SCORES_MAX` scores are there at once, however large the image is.
 - Pixels are scaled in float32 and become the weights' type before the first product.
 - Half a layer is evaluated before the next half begins: what is alive at once is one half's. On a
   CPU, which makes room for all that is evaluated together, so are a half's parts (`settle`).
@@ -13,18 +12,24 @@ The arithmetic is that of Qwen2.5-VL (Bai et al., 2025).
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import mlx.core as mx
 
 from mlxd_models.families.sighted import windowed as names
-from mlxd_models.families.sighted.tower import COLOURS, TowerActivation
-from mlxd_models.families.sighted.windowed import SCORES_MAX, WindowedConfig
+from mlxd_models.families.sighted.tower import TowerActivation
+from mlxd_models.families.sighted.windowed import WindowedConfig
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
+from mlxd_worker.models.layers.patches import (
+    cut_patches,
+    patch_angles,
+    take_patches,
+    turn_heads,
+)
 from mlxd_worker.models.layers.tower import activate
+from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, normed_times
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
@@ -63,35 +68,6 @@ def lay_windows(rows: int, columns: int, window: int) -> Windows:
     return Windows(tuple(order), tuple((len(alike), size) for size, alike in by_size.items()))
 
 
-def attend_bounded(
-    queries: mx.array, keys: mx.array, values: mx.array, *, scores_max: int = SCORES_MAX
-) -> mx.array:
-    """Return what queries `[N, heads, length, width]` read of their own N, all of it.
-
-    Several windows at once, or some queries of one: never more scores than `scores_max`, but for
-    those of one query.
-    """
-    count, heads, length, width = queries.shape
-    scale = 1 / math.sqrt(width)
-    each = heads * length * length
-    if count * each <= scores_max:
-        return mx.fast.scaled_dot_product_attention(queries, keys, values, scale=scale)
-    windows = max(scores_max // each, 1)
-    queries_max = length if each <= scores_max else max(scores_max // (heads * length), 1)
-    parts = []
-    for first in range(0, count, windows):
-        own = slice(first, first + windows)
-        read = []
-        for begin in range(0, length, queries_max):
-            some = queries[own, :, begin : begin + queries_max]
-            read.append(
-                mx.fast.scaled_dot_product_attention(some, keys[own], values[own], scale=scale)
-            )
-            mx.eval(read[-1])
-        parts.append(mx.concatenate(read, axis=2))
-    return mx.concatenate(parts, axis=0)
-
-
 @dataclass(frozen=True, slots=True)
 class WindowedLayer(Weighted):
     """One layer: norm, attention; norm, feed-forward."""
@@ -110,7 +86,7 @@ class WindowedTower:
     def __init__(self, config: WindowedConfig, weights: Reader) -> None:
         """Take all of its weights."""
         self.config = config
-        self._patches = _take_patches(config, weights)
+        self._patches = take_patches(config, weights)
         self._layers = tuple(_take_layer(weights, at) for at in range(config.layers))
         self._merger_norm = _take_norm(weights, names.MERGER_NORM)
         first, second = names.MERGER
@@ -126,8 +102,9 @@ class WindowedTower:
         lines, columns = (length // config.side for length in pixels.shape[:2])
         windows = lay_windows(lines, columns, config.window)
         order = mx.array(windows.order, dtype=mx.int32)
-        rows = self._embed(pixels, order)
-        angles = self._angles(order, columns)
+        seen = pixels.astype(self._patches.dtype)
+        rows = cut_patches(config, seen, order) @ self._patches.T
+        angles = patch_angles(config, order, columns)
         turns = mx.cos(angles), mx.sin(angles)
         apart = [(count, size * config.merge**2) for count, size in windows.groups]
         whole = [(1, rows.shape[0])]
@@ -152,34 +129,6 @@ class WindowedTower:
             named |= named_arrays(f"tower.layers.{index}", layer)
         return named
 
-    def _embed(self, pixels: mx.array, order: mx.array) -> mx.array:
-        """Return [patches, hidden]: what patches become, place by place in this order."""
-        config, patch, merge = self.config, self.config.patch, self.config.merge
-        lines, columns = (length // config.side for length in pixels.shape[:2])
-        seen = pixels.astype(self._patches.dtype)
-        cut = seen.reshape(lines, merge, patch, columns, merge, patch, COLOURS)
-        # As the weights have them: colours first, then frames, then rows and columns of a patch.
-        by_place = cut.transpose(0, 3, 1, 4, 6, 2, 5).reshape(
-            lines * columns, merge * merge, COLOURS, 1, patch * patch
-        )[order]
-        shape = (*by_place.shape[:3], config.frames, patch * patch)
-        flat = mx.broadcast_to(by_place, shape).reshape(-1, config.patch_values)
-        return flat @ self._patches.T
-
-    def _angles(self, order: mx.array, columns: int) -> mx.array:
-        """Return by how many radians a patch's pairs turn, [patches, 1, head width / 2], float32.
-
-        Half of them by its row, the others by its column.
-        """
-        merge, width = self.config.merge, self.config.hidden // self.config.heads
-        inside = mx.arange(merge * merge, dtype=mx.int32)
-        heights = (order // columns)[:, None] * merge + inside // merge
-        widths = (order % columns)[:, None] * merge + inside % merge
-        steps = mx.arange(0, width // 2, 2, dtype=mx.float32) / (width // 2)
-        periods = mx.exp(steps * math.log(self.config.base))
-        both = [axis.reshape(-1, 1).astype(mx.float32) / periods for axis in (heights, widths)]
-        return mx.concatenate(both, axis=-1)[:, None]
-
     def _attend(
         self,
         layer: WindowedLayer,
@@ -194,8 +143,8 @@ class WindowedTower:
         config = self.config
         joined = settle(normed_times(rows, layer.attention_norm, layer.qkv))
         split = joined.reshape(-1, 3, config.heads, config.hidden // config.heads)
-        heads = [settle(_turn(split[:, part], turns)) for part in range(2)]
-        heads.append(settle(mx.contiguous(split[:, 2])))
+        heads = [settle(turn_heads(split[:, part], turns)) for part in range(2)]
+        heads.append(settle(mx.contiguous(split[:, 2])) if runs_cpu() else split[:, 2])
         shape_of_head = split.shape[2:]
         del joined, split
         read, first = [], 0
@@ -215,24 +164,6 @@ class WindowedTower:
         norm = self._merger_norm
         normed = mx.fast.rms_norm(rows, norm.weight, norm.eps).reshape(-1, self.config.merged)
         return self._second(activate(self._first(normed), TowerActivation.GELU))
-
-
-def _turn(heads: mx.array, turns: tuple[mx.array, mx.array]) -> mx.array:
-    """Rotate `[patches, heads, width]`, in float32."""
-    cosines, sines = turns
-    first, second = mx.split(heads.astype(mx.float32), 2, axis=-1)
-    turned = [first * cosines - second * sines, second * cosines + first * sines]
-    return mx.concatenate(turned, axis=-1).astype(heads.dtype)
-
-
-def _take_patches(config: WindowedConfig, weights: Reader) -> mx.array:
-    """Take the weights over a patch's values as [hidden, patch_values], colours first."""
-    weight = weights.take(f"{names.PATCHES}.weight")
-    if weight.shape != (config.hidden, COLOURS, config.frames, config.patch, config.patch):
-        weight = weight.transpose(0, 4, 1, 2, 3)
-    flat = mx.contiguous(weight.reshape(config.hidden, -1))
-    mx.eval(flat)
-    return flat
 
 
 def _take_norm(weights: Reader, stem: str) -> Norm:

@@ -12,9 +12,12 @@ Invariants:
 - Nothing is raised in MLX's threads: an error is kept for who asked for the tensor.
 """
 
+from __future__ import annotations
+
 import json
+import math
 import os
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
@@ -24,6 +27,7 @@ import mlx.core as mx
 
 from mlxd_models.files.model_files import file_error, open_regular
 from mlxd_models.files.weights import TensorFact
+from mlxd_models.fit.parts import Part
 
 PIECE_NBYTES_MIN: Final = 1 << 20
 PIECE_NBYTES_MAX: Final = 8 << 20
@@ -34,6 +38,13 @@ PAGE_NBYTES: Final = 4096
 
 SCRATCH_NBYTES: Final = 1 << 20
 """What is read at once to be widened: it stays in a core's cache until it is."""
+
+STRIPE_NBYTES: Final = 64 << 10
+"""Shorter runs of bytes at equal distances are read with what lies between them: disks read ahead,
+and other ranks of the machine want the rest."""
+
+STRIPES_AT_ONCE: Final = 512
+"""Buffers for these, and for what lies between, are within what a system call takes (1,024)."""
 
 THREADS: Final = 4
 """Also with fewer cores: a disk is the faster the more is asked of it at once."""
@@ -52,28 +63,68 @@ _BF16_SHIFT: Final = 16
 
 
 @dataclass(frozen=True, slots=True)
+class Stripes:
+    """Bytes of a file at equal distances, as many at each place; one stripe is a run of bytes."""
+
+    begin: int
+    nbytes: int
+    """Those of one."""
+    count: int = 1
+    step: int = 0
+    """From one's first byte to the next one's."""
+
+    @property
+    def total_nbytes(self) -> int:
+        """Those of all."""
+        return self.nbytes * self.count
+
+    def cut(self, nbytes: int) -> Iterator[Stripes]:
+        """Yield parts, in order, each within so many bytes of the file or one short stripe.
+
+        Long stripes are cut apart: nothing between them is read.
+        """
+        if self.count > 1 and self.nbytes < STRIPE_NBYTES:
+            many = max(nbytes // self.step, 1)
+            for first in range(0, self.count, many):
+                count = min(many, self.count - first)
+                yield Stripes(self.begin + first * self.step, self.nbytes, count, self.step)
+            return
+        for at in range(self.count):
+            begin = self.begin + at * self.step
+            for done in range(0, self.nbytes, nbytes):
+                yield Stripes(begin + done, min(nbytes, self.nbytes - done))
+
+
+@dataclass(frozen=True, slots=True)
 class Segment:
-    """A tensor's bytes, or those of a part along its first axis."""
+    """A tensor's bytes, or those of a part of it."""
 
     fact: TensorFact
-    part: int | range | None = None
-    """One place along that axis, or a run of them; None: all."""
+    place: int | None = None
+    """One place along the first axis; None: all."""
+    part: Part | None = None
+    """What is read of that, along an axis of the tensor; None: all."""
 
     @property
     def nbytes(self) -> int:
-        """How many there are in its file."""
-        if self.part is None:
-            return self.fact.nbytes
-        places = len(self.part) if isinstance(self.part, range) else 1
-        return self.fact.nbytes // self.fact.shape[0] * places
+        """How many are read."""
+        return self.stripes.total_nbytes
 
     @property
-    def begin(self) -> int:
-        """Where in the file they begin."""
-        if self.part is None:
-            return self.fact.begin
-        first = self.part.start if isinstance(self.part, range) else self.part
-        return self.fact.begin + first * (self.fact.nbytes // self.fact.shape[0])
+    def stripes(self) -> Stripes:
+        """Where in the file they are."""
+        fact, part, shape = self.fact, self.part, self.fact.shape
+        begin, nbytes, axis = fact.begin, fact.nbytes, 0 if part is None else part.axis
+        if self.place is not None:
+            nbytes, shape, axis = nbytes // shape[0], shape[1:], axis - 1
+            begin += self.place * nbytes
+        if part is None:
+            return Stripes(begin, nbytes)
+        assert axis >= 0, "divided along the axis of which this is one place"
+        count = math.prod(shape[:axis])
+        step = nbytes // count
+        inner = step // shape[axis]
+        return Stripes(begin + part.span.start * inner, len(part.span) * inner, count, step)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +132,7 @@ class _Piece:
     """Some bytes of a tensor, and where they belong."""
 
     fact: TensorFact
-    begin: int
-    nbytes: int
+    stripes: Stripes
     into: memoryview
 
 
@@ -170,11 +220,10 @@ class _File:
         count = place = 0
         for segment in self._segments:
             width = self._width // _NBYTES[segment.fact.dtype]
-            for done in range(0, segment.nbytes, piece_nbytes):
-                nbytes = min(piece_nbytes, segment.nbytes - done)
-                into = buffer[place : place + nbytes * width]
-                pieces.put(_Piece(segment.fact, segment.begin + done, nbytes, into))
-                place, count = place + nbytes * width, count + 1
+            for stripes in segment.stripes.cut(piece_nbytes):
+                end = place + stripes.total_nbytes * width
+                pieces.put(_Piece(segment.fact, stripes, buffer[place:end]))
+                place, count = end, count + 1
         if count == 1:
             _work(pieces)
             return
@@ -193,7 +242,7 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
             piece = pieces.get_nowait()
         except Empty:
             return
-        widened = len(piece.into) != piece.nbytes
+        widened = len(piece.into) != piece.stripes.total_nbytes
         if widened and not scratch:
             scratch = memoryview(bytearray(SCRATCH_NBYTES))
         file, name = piece.fact.file, piece.fact.name
@@ -205,7 +254,7 @@ def _work(pieces: SimpleQueue[_Piece]) -> None:
             if widened:
                 _read_widened(descriptor, piece, scratch)
             else:
-                read_into(piece.into, descriptor, piece.begin)
+                _read_stripes(piece.into, descriptor, piece.stripes)
         except OSError as error:
             raise file_error(error, file.name, name, doing="could not be read: ") from error
         except EOFError as error:
@@ -225,12 +274,39 @@ def read_into(into: memoryview, descriptor: int, begin: int) -> None:
         done += count
 
 
+def _read_stripes(into: memoryview, descriptor: int, stripes: Stripes) -> None:
+    """Fill a buffer with stripes, one behind the other; raises as `read_into`.
+
+    Short ones are read together with what lies between them, which a system call puts elsewhere.
+    """
+    size = stripes.nbytes
+    if stripes.count == 1:
+        read_into(into, descriptor, stripes.begin)
+        return
+    between = memoryview(bytearray(stripes.step - size))
+    for first in range(0, stripes.count, STRIPES_AT_ONCE):
+        places = range(first, min(first + STRIPES_AT_ONCE, stripes.count))
+        buffers: list[memoryview] = []
+        for at in places:
+            buffers += (into[at * size : (at + 1) * size], between)
+        del buffers[-1]
+        wanted = (len(places) - 1) * stripes.step + size
+        if os.preadv(descriptor, buffers, stripes.begin + first * stripes.step) == wanted:
+            continue
+        for at in places:
+            stripe = into[at * size : (at + 1) * size]
+            read_into(stripe, descriptor, stripes.begin + at * stripes.step)
+
+
 def _read_widened(descriptor: int, piece: _Piece, scratch: memoryview) -> None:
-    widen, width = _WIDENED[piece.fact.dtype], len(piece.into) // piece.nbytes
-    for done in range(0, piece.nbytes, SCRATCH_NBYTES):
-        stored = scratch[: min(SCRATCH_NBYTES, piece.nbytes - done)]
-        read_into(stored, descriptor, piece.begin + done)
-        widen(stored, piece.into[done * width : (done + len(stored)) * width])
+    widen, width = _WIDENED[piece.fact.dtype], len(piece.into) // piece.stripes.total_nbytes
+    done = 0
+    for stripes in piece.stripes.cut(SCRATCH_NBYTES):
+        stored = scratch[: stripes.total_nbytes]
+        _read_stripes(stored, descriptor, stripes)
+        end = done + len(stored) * width
+        widen(stored, piece.into[done:end])
+        done = end
 
 
 def _widen_bfloat16(stored: memoryview, into: memoryview) -> None:

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE
 from mlxd_worker.models.weights.linear import (
+    AddRanks,
     Linear,
     PackedLinear,
     PackedWeight,
@@ -91,7 +92,39 @@ class ExpertsSideBySide(Weighted):
         return SideBySide(tuple(part.of(expert) for part in self.parts))
 
 
-ExpertProjection = ExpertLinear | PackedExpertLinear | ExpertsSideBySide
+@dataclass(frozen=True, slots=True)
+class SummedExperts(Weighted):
+    """Experts' linears whose inputs are divided among ranks: each one's products are partial.
+
+    Rows are weighted and added before the ranks are, so that there is one sum for all experts.
+    """
+
+    part: ExpertLinear | PackedExpertLinear
+    """This rank's inputs, without the bias, which is added once, to the sum."""
+    add: AddRanks
+    bias: mx.array | None = None
+    """[experts, outputs]."""
+
+    def __call__(self, rows: mx.array, experts: mx.array, *, ordered: bool) -> mx.array:
+        """Map each row by its expert, as `ExpertLinear`, to this rank's part of what comes out."""
+        return self.part(rows, experts, ordered=ordered)
+
+    def of(self, expert: int) -> Linear | PackedLinear:
+        """Return one expert's linear, whose products are partial."""
+        return self.part.of(expert)
+
+    def complete(self, mixed: mx.array, weights: mx.array, chosen: mx.array) -> mx.array:
+        """Return `[M, outputs]`, the same on all ranks, of each one's partial `mixed`; lazy.
+
+        weights, chosen: `[M, chosen]`, by which experts were mixed.
+        """
+        whole = self.add(mixed)
+        if self.bias is None:
+            return whole
+        return whole + (self.bias[chosen] * weights[..., None]).sum(axis=1)
+
+
+ExpertProjection = ExpertLinear | PackedExpertLinear | ExpertsSideBySide | SummedExperts
 """A weight `[experts, outputs, inputs]`, however it is stored."""
 
 

@@ -12,13 +12,17 @@ Invariants:
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import mlx.core as mx
 
+from mlxd_models.families.common.packing import BYTE_DTYPE, FP8_DTYPE
 from mlxd_models.files.model_files import file_error, open_regular
 from mlxd_models.files.weights import TensorFact, read_header
+from mlxd_models.fit.parts import Part
 from mlxd_shared.domain.errors import InvalidModel, MlxdError
 from mlxd_worker.models.weights.direct_reading import (
     SCRATCH_NBYTES,
@@ -28,17 +32,28 @@ from mlxd_worker.models.weights.direct_reading import (
     type_read,
 )
 
-Slab = tuple[str, int | range | None]
-"""A tensor, or a part of it along its first axis: one place, or a run of them."""
+Slab = tuple[str, int | None]
+"""A tensor, or one place of it along its first axis."""
+
+Made = tuple[str, Callable[[mx.array], mx.array]]
+"""A stored tensor's name, and what makes another one of it, lazily."""
 
 
 class LazyTensors(Collection[str]):
     """Stored tensors, and what was made of them, by the names that they go by here."""
 
-    def __init__(self, facts: Iterable[TensorFact]) -> None:
-        """Know the tensors; nothing is opened yet."""
+    def __init__(
+        self, facts: Iterable[TensorFact], parts: Mapping[str, Part] = MappingProxyType({})
+    ) -> None:
+        """Know the tensors; nothing is opened yet.
+
+        parts: what is taken of those that are not taken whole, by name.
+        """
         self._facts = {fact.name: fact for fact in facts}
+        self._parts = parts
         self._left = set(self._facts)
+        self._made: dict[str, Made] = {}
+        self._sources: dict[str, mx.array] = {}
         self._opened: dict[Path, dict[str, mx.array]] = {}
         self._arrays: dict[str, mx.array] = {}
         self._by_file: dict[Path, list[TensorFact]] = {}
@@ -47,17 +62,18 @@ class LazyTensors(Collection[str]):
         self._checked: set[Path] = set()
 
     def __contains__(self, name: object) -> bool:
-        return name in self._left or name in self._arrays
+        return name in self._left or name in self._made or name in self._arrays
 
     def __iter__(self) -> Iterator[str]:
         yield from self._left
+        yield from self._made
         yield from self._arrays
 
     def __len__(self) -> int:
-        return len(self._left) + len(self._arrays)
+        return len(self._left) + len(self._made) + len(self._arrays)
 
     def pop(self, name: str) -> mx.array:
-        """Take a tensor.
+        """Take a tensor: lazy, unless it is a part, or made of one, of which no more is read.
 
         Raises:
             InvalidModel: its file cannot be opened, or is not the one whose header was read.
@@ -65,13 +81,41 @@ class LazyTensors(Collection[str]):
         """
         if name in self._arrays:
             return self._arrays.pop(name)
-        fact = self._facts[name]
-        self._check_unchanged(fact.file)
-        if fact.file not in self._opened:
-            self._opened[fact.file] = dict(_open(fact.file))
-        array = self._opened[fact.file][fact.stored_name]
+        if name in self._made:
+            return self._make(name)
+        array = self._open_stored(self._facts[name])
         self._let_go(name)
         return array
+
+    def derive(self, made: Mapping[str, Made]) -> None:
+        """Let these be taken in place of stored tensors, each made of one when it is taken.
+
+        A stored one goes with the last that is made of it.
+        """
+        self._left.difference_update(source for source, _ in made.values())
+        self._made |= made
+
+    def _make(self, name: str) -> mx.array:
+        source, make = self._made.pop(name)
+        array = self._sources.pop(source, None)
+        if array is None:
+            array = self._open_stored(self._facts[source])
+            self._close(self._facts[source])
+        if any(other == source for other, _ in self._made.values()):
+            self._sources[source] = array
+        return make(array)
+
+    def _open_stored(self, fact: TensorFact) -> mx.array:
+        self._check_unchanged(fact.file)
+        part = self._parts.get(fact.name)
+        if part is not None:
+            as_bytes = fact.dtype == FP8_DTYPE  # as MLX loads these
+            plain = replace(fact, dtype=BYTE_DTYPE) if as_bytes else fact
+            segment = Segment(plain, part=part)
+            return read_joined([segment], part.of(fact.shape), dtype=plain.dtype)
+        if fact.file not in self._opened:
+            self._opened[fact.file] = dict(_open(fact.file))
+        return self._opened[fact.file][fact.stored_name]
 
     def read(self, slabs: Sequence[Slab], shape: Sequence[int], *, dtype: str) -> mx.array | None:
         """Take tensors as one, evaluated, whose bytes are those of the slabs one after another.
@@ -92,7 +136,7 @@ class LazyTensors(Collection[str]):
             return None
         for file in {self._facts[name].file for name in names}:
             self._check_unchanged(file)
-        segments = [Segment(self._facts[name], part) for name, part in slabs]
+        segments = [Segment(self._facts[n], place, self._parts.get(n)) for n, place in slabs]
         array = read_joined(segments, shape, dtype=read_as)
         for name in names:
             self._let_go(name)
@@ -128,7 +172,10 @@ class LazyTensors(Collection[str]):
 
     def _let_go(self, name: str) -> None:
         self._left.remove(name)
-        fact = self._facts[name]
+        self._close(self._facts[name])
+
+    def _close(self, fact: TensorFact) -> None:
+        """Let go of a stored tensor, and with the last of its file's of that."""
         arrays = self._opened.get(fact.file, {})
         arrays.pop(fact.stored_name, None)
         if not arrays:
@@ -137,6 +184,8 @@ class LazyTensors(Collection[str]):
     def clear(self) -> None:
         """Let go of everything."""
         self._left.clear()
+        self._made.clear()
+        self._sources.clear()
         self._opened.clear()
         self._arrays.clear()
 

@@ -13,6 +13,7 @@ Invariants:
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 
 import mlx.core as mx
@@ -21,6 +22,7 @@ from mlxd_models.families.common.fields import some_names
 from mlxd_models.families.common.packing import FP8_DTYPE, Packing, block_scales_name
 from mlxd_models.families.common.tensors import Stack, TensorSpec
 from mlxd_models.files.weights import TensorFact
+from mlxd_models.fit.parts import Part, fact_of_part
 from mlxd_worker.models.weights.by_pieces import numbers_of, numbers_of_blocks, packed_of
 from mlxd_worker.models.weights.direct_reading import WORDS
 from mlxd_worker.models.weights.expert_linear import (
@@ -55,10 +57,12 @@ class Reader:
         keep_packed: bool,
         progress: Progress,
         on_load: Mapping[str, Packing] = MappingProxyType({}),
+        parts: Mapping[str, Part] = MappingProxyType({}),
     ) -> None:
         """Know the tensors of `facts`, which `specs` describe; nothing is read yet.
 
-        on_load: how weights are packed that are stored in numbers, by name.
+        on_load: how weights are packed that are stored in numbers, by name. parts: what is here of
+        stored tensors that are not here whole, by name: to everyone these are the tensors.
         """
         packings = {spec.name: spec.packing for spec in specs if spec.packing is not None}
         self._packing = {spec.name: packings[spec.name] for spec in specs if spec.packed}
@@ -67,13 +71,13 @@ class Reader:
         self._blocks = {spec.name: packings[spec.name] for spec in specs if spec.dtype == FP8_DTYPE}
         self.keeps_packed = keep_packed
         """Whether weights that are packed stay so."""
-        self._facts = {fact.name: fact for fact in facts}
+        self._facts = {fact.name: fact_of_part(fact, parts.get(fact.name)) for fact in facts}
         self.dtype = dtype
         """What floating weights become."""
         self._progress = progress
-        self._total_nbytes = sum(fact.nbytes for fact in facts)
+        self._total_nbytes = sum(fact.nbytes for fact in self._facts.values())
         self._read_nbytes = 0
-        self._lazy = LazyTensors(facts)
+        self._lazy = LazyTensors(facts, parts)
         self._rename(specs)
 
     def take_stored(self) -> dict[str, mx.array]:
@@ -129,7 +133,7 @@ class Reader:
 
     def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
         """Return experts' linears over one input as one, as `linear`."""
-        stored = [[s.stem] if f"{s.stem}.weight" in self._facts else s.parts for s in stacks]
+        stored = [self._stored_stems(stack) for stack in stacks]
         packing = self._packing.get(f"{stored[0][0]}.weight")  # as of all: the description says so
         if packing is not None and self.keeps_packed:
             if not any(f"{stem}.global_scale" in self._lazy for stems in stored for stem in stems):
@@ -239,6 +243,9 @@ class Reader:
         words, scales = take("weight", mx.uint32), take("scales", kind)
         return words, scales, take("biases", kind) if packing.has_offsets else None
 
+    def _stored_stems(self, stack: Stack) -> Sequence[str]:
+        return [stack.stem] if f"{stack.stem}.weight" in self._facts else stack.parts
+
     def _own_scales(self, stems: Sequence[str]) -> bool:
         return any(f"{stem}.global_scale" in self._lazy for stem in stems)
 
@@ -246,17 +253,18 @@ class Reader:
         """Make what is stored in place of others into these, lazily, by their names."""
         sources = {spec.name: spec.source for spec in specs if spec.source is not None}
         shares = Counter(source.name for source in sources.values())
-        whole = {name: self._lazy.pop(name) for name in shares}
-        by_new_name = {
-            name: apply_operation(source, whole[source.name]) for name, source in sources.items()
-        }
         facts = {
             name: replace(fact, name=name, nbytes=fact.nbytes // shares[fact.name])
             for name, fact in ((name, self._facts[source.name]) for name, source in sources.items())
         }
         for name in shares:
             del self._facts[name]
-        self._lazy.put(by_new_name)
+        self._lazy.derive(
+            {
+                name: (source.name, partial(apply_operation, source))
+                for name, source in sources.items()
+            }
+        )
         self._facts |= facts
 
     def _stack(self, stored: Sequence[Sequence[str]], part: str, dtype: mx.Dtype) -> mx.array:

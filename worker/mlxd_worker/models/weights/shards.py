@@ -1,11 +1,13 @@
-"""A rank's part of a checkpoint: each linear is read, or cut, as the rank has it.
+"""A rank's part of a checkpoint: to the reader the parts are the tensors.
 
 Invariants:
-- Outputs are divided stem by stem: of joined queries, keys and values a rank has its part of each.
+- Outputs are divided stem by stem: of joined queries, keys and values a rank has its part of each,
+  and of experts its part of every one.
 - A linear whose inputs are divided is `Summed`: nothing that fuses a product with what stands after
   it takes it, because the sum over the ranks comes between.
-- Of what is divided by outputs only the rank's part is read. What is divided by inputs is read
-  whole, one at a time, and cut: its parts are strewn over the whole of it.
+- Only the rank's part is read, or, where it lies in short stripes, kept of what is read.
+- No group of packed values is on two ranks: what is packed on loading is, bit for bit, the rank's
+  part of what one process would pack.
 - A bias that is added to a sum is whole on every rank, and added once, after it.
 """
 
@@ -14,12 +16,14 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import mlx.core as mx
-
-from mlxd_models.families.common.decoder import SINKS
-from mlxd_models.fit.shares import COLUMNS, ROWS
-from mlxd_worker.models.weights.direct_reading import WORDS
-from mlxd_worker.models.weights.linear import Linear, Projection, Summed
+from mlxd_models.families.common.tensors import Stack
+from mlxd_models.fit.parts import ROWS
+from mlxd_worker.models.weights.expert_linear import (
+    ExpertProjection,
+    ExpertsSideBySide,
+    SummedExperts,
+)
+from mlxd_worker.models.weights.linear import AddRanks, Projection, Summed
 from mlxd_worker.models.weights.reader import Reader
 
 
@@ -29,56 +33,33 @@ class Share:
 
     rank: int
     ranks: int
-    group: mx.distributed.Group
-
-    def span(self, count: int) -> range:
-        """Return the rank's places of `count`, which the ranks divide."""
-        width = count // self.ranks
-        return range(self.rank * width, (self.rank + 1) * width)
+    add: AddRanks
 
 
 class ShareReader(Reader):
-    """The tensors of a checkpoint of which a rank has a share; weights in numbers alone."""
+    """The tensors of a checkpoint of which a rank has its parts."""
 
     def __init__(self, share: Share, *known: Any, **options: Any) -> None:  # noqa: ANN401
         """Know the tensors of which `share` is this process's; the rest is as `Reader` has it."""
         super().__init__(*known, **options)
         self._share = share
 
-    def take(self, name: str) -> mx.array:
-        """Return one tensor, evaluated, as `dtype`; of scores of heads this rank's."""
-        if not name.endswith(SINKS):
-            return super().take(name)
-        return self._outputs([name])
-
     def linear(self, stems: Sequence[str], *, has_bias: bool = False) -> Projection:
         """Return this rank's part of linears over one input as one."""
-        if stems[0].endswith(ROWS):
-            bias = self.take(f"{stems[0]}.bias") if has_bias else None
-            return Summed(self._inputs(stems[0]), self._share.group, bias)
-        if not stems[0].endswith(COLUMNS):
+        if not stems[0].endswith(ROWS):
             return super().linear(stems, has_bias=has_bias)
-        bias = self._outputs([f"{stem}.bias" for stem in stems]) if has_bias else None
-        return Linear(self._outputs([f"{stem}.weight" for stem in stems]), bias)
+        bias = self.take(f"{stems[0]}.bias") if has_bias else None
+        return Summed(self._linear(stems, has_bias=False), self._share.add, bias)
 
-    def _inputs(self, stem: str) -> Linear:
-        whole = self.take(f"{stem}.weight")
-        span = self._share.span(whole.shape[1])
-        part = mx.contiguous(whole[:, span.start : span.stop])
-        mx.eval(part)
-        return Linear(part)
-
-    def _outputs(self, names: Sequence[str]) -> mx.array:
-        """Return this rank's part of each tensor's first axis, joined, evaluated, as `dtype`."""
-        spans = {name: self._share.span(self.shape(name)[0]) for name in names}
-        shape = (sum(map(len, spans.values())), *self.shape(names[0])[1:])
-        array = self._lazy.read(list(spans.items()), shape, dtype=WORDS[self.dtype])
-        if array is None:  # made here of something else, or stored in several types
-            parts = [self._pop(name)[span.start : span.stop] for name, span in spans.items()]
-            array = self._join_lazily(parts, names, 0, self.dtype)
-        array = array.astype(self.dtype)
-        self._finish_reading(array, names)
-        return array
+    def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
+        """Return this rank's part of experts' linears over one input as one."""
+        if not stacks[0].stem.endswith(ROWS):
+            return super().experts(stacks, has_bias=has_bias)
+        part = super().experts(stacks)
+        assert not isinstance(part, ExpertsSideBySide | SummedExperts), "one stack, and a part"
+        stored = [self._stored_stems(stack) for stack in stacks]
+        bias = self._stack(stored, "bias", self.dtype) if has_bias else None
+        return SummedExperts(part, self._share.add, bias)
 
 
 def share_reader(share: Share) -> Callable[..., Reader]:

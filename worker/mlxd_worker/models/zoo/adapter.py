@@ -13,7 +13,7 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, Final, cast
@@ -23,7 +23,8 @@ import mlx.core as mx
 from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_DTYPE, Packings
 from mlxd_models.families.common.tensors import TensorSpec
-from mlxd_models.families.foreign import FOREIGN, no_tensors, parse_installed
+from mlxd_models.families.foreign import FOREIGN, parse_installed
+from mlxd_models.families.foreign_tensors import no_tensors
 from mlxd_models.files.weights import TensorFact
 from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
 from mlxd_models.sizes.zoo_sizes import zoo_context, zoo_pass_sizes
@@ -39,6 +40,7 @@ from mlxd_worker.models.weights.reader import Reader
 from mlxd_worker.models.zoo.caches import (
     KeysLeaf,
     Leaves,
+    Part,
     PeerCaches,
     StatesLeaf,
     join_parts,
@@ -46,6 +48,7 @@ from mlxd_worker.models.zoo.caches import (
     recurrent,
 )
 from mlxd_worker.models.zoo.peer import (
+    Say,
     arrays_of,
     cast_weights,
     hollow,
@@ -100,15 +103,25 @@ class ZooConfig:
 class ZooModel:
     """A loaded model of mlx-lm's. One owner: the engine thread."""
 
-    def __init__(self, config: ZooConfig, peer: Module) -> None:
-        """Own `peer`, whose weights are evaluated; see what it remembers in their type."""
+    def __init__(
+        self,
+        config: ZooConfig,
+        peer: Module,
+        *,
+        caches: PeerCaches | None = None,
+        say: Say | None = None,
+    ) -> None:
+        """Own `peer`, whose weights are evaluated; see what it remembers in their type.
+
+        caches: the library's; None: mlx-lm's. say: see `observe_pass`.
+        """
         self._config = config
         self._peer = peer
         # What comes before the head is the peer's own affair, and nothing is known of what its
         # models do while they are traced.
         self.capabilities = Capabilities(embeds=False, compiles=False)
-        self._caches = PeerCaches(module_of("cache"))
-        self._leaves, logits = observe_pass(peer, self._caches)
+        self._caches = caches or PeerCaches(module_of("cache"))
+        self._leaves, logits = observe_pass(peer, self._caches, say)
         self.dtype = logits.dtype
         """What its logits are."""
         assert mx.issubdtype(self.dtype, mx.floating), "logits"
@@ -158,13 +171,19 @@ class ZooModel:
         with without_compiling():
             for part in parts:
                 dressed = self._caches.dress(self._leaves, caches.layers, part, before)
-                results.append(self._peer(part.tokens, cache=dressed))
+                results.append(self._say(part, batch, dressed))
                 for number, states in self._caches.states_after(self._leaves, dressed).items():
                     after[number].append(states)
         for number, states_of_part in after.items():
             states = [join_parts(parts, each) for each in zip(*states_of_part, strict=True)]
             kept[number].put(plan, states)
         return join_parts(parts, results).reshape(-1, self.vocab_size)
+
+    def _say(self, part: Part, batch: Batch, dressed: list[Any]) -> mx.array:
+        """Return the logits of one part of a pass, lazy."""
+        del batch
+        logits: mx.array = self._peer(part.tokens, cache=dressed)
+        return logits
 
     def logits(self, hidden: mx.array) -> mx.array:
         """Return float32 [M, vocab] of what `forward` returned, lazy."""
@@ -191,7 +210,11 @@ def parse_zoo(config: Mapping[str, Any]) -> ZooConfig:
 def check_zoo(config: ZooConfig, facts: Sequence[TensorFact]) -> tuple[TensorSpec, ...]:
     """Return what mlx-lm makes of the stored tensors, unread; raises as `restore_model`."""
     lazy = LazyTensors(facts)
-    peer = _restore(config, {name: lazy.pop(name) for name in list(lazy)})
+    return specs_of(_restore(config, {name: lazy.pop(name) for name in list(lazy)}))
+
+
+def specs_of(peer: Module) -> tuple[TensorSpec, ...]:
+    """Return what a model holds, by its own names."""
     specs = []
     packed = packed_modules(peer)
     for path, array in parameters_of(peer):
@@ -218,13 +241,17 @@ def _restore(config: ZooConfig, stored: dict[str, mx.array]) -> Module:
 def build(config: ZooConfig, weights: Reader) -> Model:
     """Take all weights; nothing else keeps them. Raises as `restore_model`."""
     peer = _restore(config, weights.take_stored())
-    dtype = weights.dtype
-    cast_weights(peer, dtype)
-    if not weights.keeps_packed:
-        unpack(peer)
-        cast_weights(peer, dtype)
-    weights.evaluate(arrays_of(peer))
+    settle(peer, weights, unpack)
     return ZooModel(config, peer)
+
+
+def settle(peer: Module, weights: Reader, unpack_all: Callable[[Module], None]) -> None:
+    """Bring a model's weights into the form of the load, and evaluate them."""
+    cast_weights(peer, weights.dtype)
+    if not weights.keeps_packed:
+        unpack_all(peer)
+        cast_weights(peer, weights.dtype)
+    weights.evaluate(arrays_of(peer))
 
 
 def zoo_footprint(config: ZooConfig) -> Footprint:

@@ -3,6 +3,7 @@
 Invariants:
 - A hollow model's parameters are zeros that take no memory; passes over it are not evaluated.
 - What is not checked here is checked by mlx-lm: all that is stored goes into a model or is refused.
+- mlx-vlm's models are made and filled likewise (`models.vlm.peer`); errors name the library.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import copy
 import importlib
 import os
 import resource
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -32,17 +33,26 @@ NARROW_TOKENS: Final = 2
 WIDE_TOKENS: Final = 64
 """Lengths of the passes in which it is seen what a model remembers."""
 
+Say = Callable[[mx.array, list[Any]], mx.array]
+"""Tokens and caches to logits."""
+
+MLX_LM: Final = "mlx-lm"
 REASON_CHARS_MAX: Final = 500
-"""What is told of an error of mlx-lm's, which may name every tensor."""
+"""What is told of a library's error, which may name every tensor."""
 
 
-def module_of(name: str, *, package: str = "mlx_lm.models") -> Any:  # noqa: ANN401 - no types there
-    """Import one of mlx-lm's modules; raises InvalidModel if it cannot be imported."""
+def module_of(
+    name: str,
+    *,
+    package: str = "mlx_lm.models",
+    library: str = MLX_LM,
+) -> Any:  # noqa: ANN401 - no types there
+    """Import one of a library's modules; raises InvalidModel if it cannot be imported."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
         return importlib.import_module(f"{package}.{name}")
     except (ImportError, ValueError, SystemExit) as error:  # some end where a package is missing
-        raise invalid("model_type", f"mlx-lm's {name} cannot be imported: {error}") from error
+        raise invalid("model_type", f"{library}'s {name} cannot be imported: {error}") from error
     finally:
         # It lowers how many files the process may have open; a server needs its connections.
         _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -53,11 +63,28 @@ def module_of(name: str, *, package: str = "mlx_lm.models") -> Any:  # noqa: ANN
 def hollow(name: str, config: Mapping[str, Any]) -> Module:
     """Return a model of zeros without memory; raises InvalidModel if mlx-lm refuses the config."""
     module = module_of(name)
+    return make_hollow(
+        f"{MLX_LM}'s {name}",
+        lambda values: module.Model(module.ModelArgs.from_dict(values)),
+        config,
+    )
+
+
+def make_hollow(
+    named: str, make: Callable[[dict[str, Any]], Any], config: Mapping[str, Any]
+) -> Module:
+    """Return what a library makes of a config, its weights being zeros without memory.
+
+    named: the library's model, for the error.
+
+    Raises:
+        InvalidModel: the library refuses the config.
+    """
     try:
         values = _plain(copy.deepcopy(dict(config)))  # it changes what it is given
-        peer = module.Model(module.ModelArgs.from_dict(values))
+        peer = make(values)
     except Exception as error:  # another library's: whatever it is, it is the config
-        problem = f"mlx-lm's {name} refuses this config: {_reason(error)}"
+        problem = f"{named} refuses this config: {_reason(error)}"
         raise InvalidModel(problem, file=CONFIG_FILE) from error
     peer.eval()
     _update(peer, {path: _zeros(array) for path, array in parameters_of(peer)})
@@ -70,25 +97,45 @@ def restore_model(
     stored: dict[str, mx.array],
     packings: Packings | None,
 ) -> Module:
-    """Return a model that holds what is stored, lazily, packed where that is.
+    """Return a model that holds what is stored, lazily, packed where that is; raises as `fill`."""
+    peer = hollow(name, config)
+    steps = [peer.sanitize] if "sanitize" in dir(peer) else []
+    return fill(peer, f"{MLX_LM}'s {name}", stored, packings, steps)
+
+
+def fill(
+    peer: Module,
+    named: str,
+    stored: dict[str, mx.array],
+    packings: Packings | None,
+    steps: Sequence[Callable[[dict[str, mx.array]], dict[str, mx.array]]],
+) -> Module:
+    """Put what is stored into a hollow model, lazily, packed where that is; return it.
+
+    steps: by which the library turns stored tensors into its own, one after another.
 
     Raises:
         InvalidModel: some are missing, of no use, or of another shape than the config says.
     """
-    peer = hollow(name, config)
     try:
-        weights = peer.sanitize(stored) if "sanitize" in dir(peer) else stored
+        weights = stored
+        for step in steps:
+            weights = step(weights)
         if packings is not None:
             _pack(peer, packings, weights)
         peer.load_weights(list(weights.items()), strict=True)
     except Exception as error:  # as above: its words name the tensors
-        problem = f"mlx-lm's {name} cannot take these tensors: {_reason(error)}"
+        problem = f"{named} cannot take these tensors: {_reason(error)}"
         raise InvalidModel(problem) from error
     return peer
 
 
-def observe_pass(peer: Module, caches: PeerCaches) -> tuple[Leaves, mx.array]:
+def observe_pass(
+    peer: Module, caches: PeerCaches, say: Say | None = None, *, library: str = MLX_LM
+) -> tuple[Leaves, mx.array]:
     """Return what a model remembers, and the logits of a pass that nobody evaluates.
+
+    say: a pass over tokens [1, width] and caches; None: the model's own call.
 
     Raises:
         InvalidModel: the config makes a model that does not work, or a cache has no counterpart.
@@ -98,11 +145,12 @@ def observe_pass(peer: Module, caches: PeerCaches) -> tuple[Leaves, mx.array]:
         with without_compiling():
             for width in (NARROW_TOKENS, WIDE_TOKENS):
                 kept = caches.module.make_prompt_cache(peer)
-                logits = peer(mx.zeros((1, width), dtype=mx.int32), cache=kept)
+                tokens = mx.zeros((1, width), dtype=mx.int32)
+                logits = peer(tokens, cache=kept) if say is None else say(tokens, kept)
                 passes.append(kept)
     except Exception as error:
         name = type(peer).__module__.rpartition(".")[2]
-        problem = f"mlx-lm's {name} cannot be run here: {_reason(error)}"
+        problem = f"{library}'s {name} cannot be run here: {_reason(error)}"
         raise InvalidModel(problem, file=CONFIG_FILE) from error
     return caches.leaves(*passes), logits
 

@@ -1,0 +1,198 @@
+"""Models that see and that mlx-vlm alone has a tower for, by what config.json and headers say.
+
+Invariants:
+- What mlxd lacks for a type is said by name, for who plans as for who loads.
+- Towers name the same thing in several ways: the widest that is named counts. A tower is mlx-vlm's
+  own and reads an image at once, all patches seeing each other: its scores grow with the square of
+  their number, which `IMAGE_PLACES_ADAPTED_MAX` bounds.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from mlxd_models.families.common.decoder import HEADS_MAX, VOCAB_MAX, WIDTH_MAX
+from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.fields import Fields, invalid
+from mlxd_models.families.common.packing import parse_packing
+from mlxd_models.families.foreign_tensors import (
+    ForeignConfig,
+    check_counts,
+    foreign_specs,
+    no_tensors,
+)
+from mlxd_models.sizes.sight_sizes import SightSizes
+from mlxd_models.sizes.vlm_types import UNSERVED, VLM_EXTRA, VLM_TYPES, VLM_VERSION, vlm_type
+from mlxd_models.sizes.zoo_sizes import zoo_cache_sizes, zoo_context, zoo_pass_sizes
+from mlxd_models.sizes.zoo_types import zoo_type
+from mlxd_shared import config as bounds
+
+VISION_CONFIG: Final = "vision_config"
+PLACEHOLDER: Final = "image_token_id"
+PATCH_MAX: Final = 256
+MERGE_MAX: Final = 16
+FRAMES_MAX: Final = 16
+COLOURS: Final = 3
+SCORES_ALIVE: Final = 3
+"""Attention scores as products, exponentials and sums."""
+
+_WIDTHS: Final = ("embed_dim", "hidden_size", "out_hidden_size")
+_INNER: Final = ("intermediate_size",)
+_HEADS: Final = ("num_heads", "num_attention_heads")
+_RATIO: Final = "mlp_ratio"
+_RATIO_MAX: Final = 64
+_INNER_FACTOR: Final = 4
+"""How much wider than itself a tower is inside where its config does not say."""
+
+
+def parse_seeing(config: Mapping[str, Any]) -> ForeignConfig:
+    """Return what is known of a config without mlx-vlm.
+
+    Raises:
+        InvalidModel: mlxd does not serve such a model of mlx-vlm's, or the config brings code
+            along, names absurdly many parts, packs in an unknown way, or lacks a size.
+    """
+    name = vlm_type(config)
+    if name is None:
+        raise invalid("model_type", f"{config.get('model_type')!r} is not one of mlx-vlm's models")
+    if name in UNSERVED:
+        raise invalid("model_type", f"mlx-vlm's {name} is not served: it {UNSERVED[name]}")
+    if config.get("model_file") is not None:
+        raise invalid("model_file", "names code to be run; mlxd runs none that a model brings")
+    check_counts(config)
+    sight_of(config)
+    return ForeignConfig(name, config, parse_packing(Fields(config)))
+
+
+def parse_installed_seeing(config: Mapping[str, Any]) -> ForeignConfig:
+    """Return the same where this installation has mlx-vlm; raises as `check_vlm_installed`, too."""
+    stated = parse_seeing(config)
+    check_vlm_installed(stated.name, installed_vlm_version())
+    return stated
+
+
+def check_vlm_installed(name: str, installed: str | None) -> None:
+    """Raise InvalidModel, naming what to install, unless mlx-vlm is there in its one version."""
+    extra = f"install mlxd[{VLM_EXTRA}]"
+    if installed is None:
+        problem = f"{name!r} is served through mlx-vlm alone, which is not installed: {extra}"
+        raise invalid("model_type", problem)
+    if installed != VLM_VERSION:
+        problem = f"{name!r} is served through mlx-vlm {VLM_VERSION} alone"
+        raise invalid("model_type", f"{problem}, {installed} is installed: {extra}")
+
+
+def installed_vlm_version() -> str | None:
+    """Return which mlx-vlm is installed; None: none."""
+    try:
+        return importlib.metadata.version("mlx-vlm")
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def sight_of(config: Mapping[str, Any]) -> SightSizes:
+    """Return how a model of a config sees; raises InvalidModel for a size that is missing."""
+    fields = Fields(config)
+    tower = fields.part(VISION_CONFIG)
+    patch = tower.integer("patch_size", low=1, high=PATCH_MAX)
+    merge = tower.integer("spatial_merge_size", low=1, high=MERGE_MAX)
+    for key in ("in_channels", "in_chans", "num_channels"):
+        if tower.integer(key, low=1, high=WIDTH_MAX, default=COLOURS) != COLOURS:
+            raise tower.error(key, f"only {COLOURS} are supported")
+    passes = zoo_pass_sizes(config)
+    token_id = fields.integer(PLACEHOLDER, low=0, high=VOCAB_MAX)
+    if token_id >= passes.vocab:
+        raise fields.error(PLACEHOLDER, f"{token_id} is beyond the vocabulary of {passes.vocab}")
+    places = bounds.IMAGE_PLACES_ADAPTED_MAX
+    return SightSizes(
+        token_id=token_id,
+        tokens=places,
+        side=patch * merge,
+        hidden=passes.hidden,
+        pass_values=pass_values_of(config, places),
+        varies=True,
+    )
+
+
+def pass_values_of(config: Mapping[str, Any], places: int) -> int:
+    """Return the values alive at most while an image of so many places is seen.
+
+    Its patches beside the widest part of a layer, attention with its scores or the feed-forward,
+    and the places around what merges them. Raises InvalidModel for a size that is missing.
+    """
+    tower, known = Fields(config).part(VISION_CONFIG), VLM_TYPES[str(vlm_type(config))]
+    patch = tower.integer("patch_size", low=1, high=PATCH_MAX)
+    merge = tower.integer("spatial_merge_size", low=1, high=MERGE_MAX)
+    frames = tower.integer("temporal_patch_size", low=1, high=FRAMES_MAX, default=known.frames)
+    width = max(_sizes(tower, _WIDTHS, WIDTH_MAX))
+    heads = max(_sizes(tower, _HEADS, HEADS_MAX))
+    inner = max([*_read_sizes(tower, _INNER, WIDTH_MAX), _INNER_FACTOR * width])
+    if tower.has(_RATIO):
+        ratio = tower.positive(_RATIO)
+        if ratio > _RATIO_MAX:
+            raise tower.error(_RATIO, f"{ratio} is above {_RATIO_MAX}")
+        inner = max(inner, int(ratio * width))
+    rows = places * merge**2
+    held = rows * (3 * COLOURS * frames * patch**2 + 4 * width)
+    attention = rows * 12 * width + SCORES_ALIVE * heads * rows**2
+    return held + max(attention, rows * 4 * inner, places * 4 * merge**2 * width)
+
+
+def _read_sizes(tower: Fields, names: tuple[str, ...], most: int) -> list[int]:
+    return [tower.integer(name, low=1, high=most) for name in names if tower.has(name)]
+
+
+def _sizes(tower: Fields, names: tuple[str, ...], most: int) -> list[int]:
+    """Return the sizes of these names, of which one at least is stated."""
+    stated = _read_sizes(tower, names, most)
+    if not stated:
+        raise tower.error(names[-1], f"missing, and so is {', '.join(names[:-1])}")
+    return stated
+
+
+def seeing_footprint(config: ForeignConfig) -> Footprint:
+    """Return the most that the model may take besides its weights."""
+    values = config.values
+    return Footprint(
+        zoo_context(values), zoo_cache_sizes(values), zoo_pass_sizes(values), sight_of(values)
+    )
+
+
+def seeing_anywhere(config: Mapping[str, Any]) -> Family[Any] | None:
+    """Return what describes a config that mlx-vlm sees for, whatever is installed where it loads.
+
+    None for what mlx-vlm sees for and mlxd does not, where mlx-lm reads its text.
+    """
+    name = vlm_type(config)
+    return None if name is None or _reads_text_alone(name, config) else FOREIGN_SEEING
+
+
+def seeing_here(config: Mapping[str, Any]) -> Family[Any] | None:
+    """Return the same where workers run in this installation.
+
+    None, too, where mlx-vlm is not installed and mlx-lm reads the text.
+    """
+    family = seeing_anywhere(config)
+    if family is None or (installed_vlm_version() is None and zoo_type(config) is not None):
+        return None
+    return INSTALLED_SEEING
+
+
+def _reads_text_alone(name: str, config: Mapping[str, Any]) -> bool:
+    return name in UNSERVED and zoo_type(config) is not None
+
+
+FOREIGN_SEEING: Final = Family(
+    builder="mlxd_worker.models.vlm.adapter",
+    parse=parse_seeing,
+    tensors=no_tensors,
+    footprint=seeing_footprint,
+    restore=foreign_specs,
+)
+"""Whoever loads them has mlx-vlm, or not: it is in another installation."""
+
+INSTALLED_SEEING: Final = replace(FOREIGN_SEEING, parse=parse_installed_seeing)
+"""Whoever loads them is of this installation."""

@@ -1,0 +1,1 @@
+"""Every other model that sees: mlx-vlm's models over our caches."""
