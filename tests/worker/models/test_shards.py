@@ -132,7 +132,7 @@ def test_ranks_are_the_whole(case: Case, ranks: int, tmp_path: Path) -> None:
     )
     sums = Sums()
     models = load_ranks(
-        files, ranks, sums, form=life.form, packed=life.packed, on_load=life.on_load
+        files, ranks, sums.add, form=life.form, packed=life.packed, on_load=life.on_load
     )
 
     expected = whole.parameters()
