@@ -212,7 +212,7 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(full: list[int], tmp_path: Pa
     features = model.see(pixels, settings)
     taken_nbytes = mx.get_peak_memory() - held_nbytes
     assert features.shape == (1, places, 32)
-    said = family.parse(case.config).tower.pass_values_of(places)
+    said = family.parse(case.config).tower.settled_values_of(places)
     assert taken_nbytes <= 4 * said
     assert taken_nbytes > 4 * said / 4, "far more than is needed"
 
