@@ -25,6 +25,7 @@ from mlxd_controller.prefixes.keeper import Keeper, open_keeper
 from mlxd_controller.runtime.ports import Clock, Holding, ModelStore, Ports, Survivor
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_controller.settings import FleetPlace, Limits, ServeSettings
+from mlxd_models.fit.groups import split_group
 from mlxd_models.fit.plan import Device
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import BackendProblem
@@ -139,7 +140,8 @@ def with_survivors(gpus: tuple[Gpu, ...], survivors: Sequence[Survivor]) -> tupl
     """Return the GPUs as they were before any worker ran, including those that survived."""
     held: Counter[str] = Counter()
     for survivor in survivors:
-        held[survivor.device] += survivor.figures.memory.mlx_nbytes
+        for device in split_group(survivor.device):  # ranks have equally much
+            held[device] += survivor.figures.memory.mlx_nbytes
     return tuple(replace(gpu, free_bytes=gpu.free_bytes + held[gpu.name]) for gpu in gpus)
 
 

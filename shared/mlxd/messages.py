@@ -79,6 +79,8 @@ class Model:
     """What the next request would compute or read again of prompts, had it been unloaded."""
     has_vision: bool = False
     """Whether it sees the images of a chat's messages."""
+    ranks: int = 0
+    """How many processes share it, a device each; 0 while it is not loaded."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,6 +123,8 @@ class FitReport:
     kv_format: KVFormat | None
     prefix_cache_nbytes: int
     absences: tuple[Absence, ...] = ()
+    ranks: int = 0
+    """How many processes share it; what is said of bytes is one process's."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from zlib import crc32
@@ -74,3 +75,18 @@ def read_random() -> None:
         return array
 
     LazyTensors.read = read  # type: ignore[method-assign]
+
+
+def main() -> None:
+    """Write the models `small`, `large` and `half` of three shapes into a folder."""
+    from tests.bench.ranks import config_of  # noqa: PLC0415 - it starts this
+    from tests.bench.ranks_machine import tell  # noqa: PLC0415
+
+    folder, *shapes = sys.argv[1:]
+    for name, shape in zip(("small", "large", "half"), shapes, strict=True):
+        nbytes = write_model(Path(folder) / name, config_of(shape))
+        tell(part="model", model=name, shape=shape, gb=round(nbytes / 1e9, 1))
+
+
+if __name__ == "__main__":
+    main()

@@ -34,7 +34,8 @@ class Process:
     number: int
     digest: str
     need_bytes: int
-    device: str
+    """On each of its devices, one for each rank."""
+    devices: tuple[str, ...]
     choice: Choice
     began_at_s: float = 0.0
     stage: Stage = Stage.LOADING
@@ -75,13 +76,20 @@ class Request:
 class Left:
     """What each device would have left, bytes and places, and all of them together: slots."""
 
-    rooms: tuple[tuple[int, float], ...]
+    rooms: dict[str, tuple[int, float]]
     slots: float
 
-    def can_make_room(self, nbytes: int, count: int) -> bool:
-        """Return whether so many models of so many bytes in all would fit, on one device."""
-        fits = any(nbytes <= free and count <= places for free, places in self.rooms)
-        return fits and count <= self.slots
+    def can_make_room(self, homes: list[tuple[str, ...]], nbytes: int, count: int) -> bool:
+        """Return whether so many models of so many bytes in all would fit, on one of these homes.
+
+        Of a home of several devices: on each.
+        """
+        fitting = {
+            name
+            for name, (free, places) in self.rooms.items()
+            if nbytes <= free and count <= places
+        }
+        return any(fitting.issuperset(home) for home in homes) and count <= self.slots
 
 
 @dataclass(slots=True)
@@ -114,7 +122,9 @@ class Books:
     """Processes, requests and pins, kept from events sent and actions received alone."""
 
     needs: dict[str, int]
-    """Bytes that a model cannot do without, by digest."""
+    """Bytes that a model, or each of its ranks, cannot do without, by digest."""
+    ranks: dict[str, int]
+    """How many devices a model takes, by digest."""
     devices: dict[str, Device]
     max_loaded: int | None
     age_min_s: float = 0.0
@@ -146,25 +156,33 @@ class Books:
 
     def on(self, device: str) -> list[Process]:
         """Return the processes that live on a device."""
-        return [process for process in self.processes.values() if process.device == device]
+        return [process for process in self.processes.values() if device in process.devices]
 
     @property
     def present(self) -> dict[str, Device]:
         """The devices that are not lost."""
         return {name: device for name, device in self.devices.items() if not device.lost}
 
+    def homes_of(self, digest: str) -> list[tuple[str, ...]]:
+        """Return the devices, or those of one machine together, that could hold a model alone."""
+        able = [d for d in self.devices.values() if self.needs[digest] <= d.budget_bytes]
+        return [
+            tuple(device.name for device in home)
+            for home in combinations(able, self.ranks[digest])
+            if len({device.node for device in home}) == 1
+        ]
+
     def can_hold(self, digest: str) -> bool:
         """Return whether any device could hold a model, were it alone, lost or not."""
-        return any(self.needs[digest] <= device.budget_bytes for device in self.devices.values())
+        return bool(self.homes_of(digest))
 
     def can_reach(self, digest: str) -> bool:
         """Return whether any device that is not lost could hold a model, were it alone."""
-        return any(self.needs[digest] <= device.budget_bytes for device in self.present.values())
+        return any(self.present.keys() >= {*home} for home in self.homes_of(digest))
 
     def is_closed(self, digest: str) -> bool:
         """Return whether a device that could hold a model is above its marks."""
-        need = self.needs[digest]
-        return any(need <= self.devices[name].budget_bytes for name in self.pressed)
+        return any(not self.pressed.isdisjoint(home) for home in self.homes_of(digest))
 
     def process_of(self, digest: str) -> Process | None:
         """Return the process that serves, or will serve, a model."""
@@ -247,14 +265,18 @@ class Books:
         but with `closed_too`.
         """
         staying = [p for p in self.processes.values() if not self.may_leave(p, now_s)]
-        rooms = []
+        rooms = {}
         for name, device in self.present.items():
             if closed_too or name not in self.pressed:
-                there = [process for process in staying if process.device == name]
+                there = [process for process in staying if name in process.devices]
                 taken_bytes = sum(process.need_bytes for process in there)
-                rooms.append((device.usable_bytes - taken_bytes, places_of(device) - len(there)))
+                rooms[name] = device.usable_bytes - taken_bytes, places_of(device) - len(there)
         slots = math.inf if self.max_loaded is None else self.max_loaded - len(staying)
-        return Left(tuple(rooms), slots)
+        return Left(rooms, slots)
+
+    def can_make_room(self, digest: str, left: Left, nbytes: int, count: int) -> bool:
+        """Return whether there is room for a model and for others, of so many bytes in all."""
+        return left.can_make_room(self.homes_of(digest), nbytes, count)
 
     def may_leave(self, process: Process, now_s: float) -> bool:
         """Return whether a process is on its way out, or may be sent there."""
@@ -278,13 +300,14 @@ class Books:
         left = [process for process in self.processes.values() if process.number not in gone]
         if self.max_loaded is not None and len(left) >= self.max_loaded:
             return False
+        fitting = set()
         for name, device in self.present.items():
-            there = [process for process in left if process.device == name]
+            there = [process for process in left if name in process.devices]
             need_bytes = sum(process.need_bytes for process in there) + self.needs[digest]
             fits = need_bytes <= device.usable_bytes and len(there) < places_of(device)
             if fits and name not in self.pressed:
-                return True
-        return False
+                fitting.add(name)
+        return any(fitting.issuperset(home) for home in self.homes_of(digest))
 
 
 def places_of(device: Device) -> float:

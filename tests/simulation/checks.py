@@ -43,11 +43,11 @@ class Checks(Judge):
             if p.stage is not Stage.STOPPING and p.digest not in books.draining
         ]
         together = {p.number: p for p in [*staying, process]}.values()
-        here = [p for p in together if p.device == process.device]
-        device = books.devices[process.device]
-        within = books.max_loaded is None or len(together) <= books.max_loaded
-        within = within and len(here) <= places_of(device)
-        fits = sum(p.need_bytes for p in here) <= device.budget_bytes and within
+        fits = books.max_loaded is None or len(together) <= books.max_loaded
+        for name in process.devices:
+            here, device = [p for p in together if name in p.devices], books.devices[name]
+            within = sum(p.need_bytes for p in here) <= device.budget_bytes
+            fits = fits and within and len(here) <= places_of(device)
         self.hold((process in staying) == fits, "who fits stays, and nobody else")
         self.seen["adopted" if fits else "surplus"] += 1
 
@@ -83,16 +83,36 @@ class Checks(Judge):
 
     def start(self, action: a.StartLoad) -> None:
         """Judge a load: within memory, one a model, one at a time on a GPU."""
-        books = self.books
+        books, plan = self.books, action.plan
         number, digest = action.worker, action.digest
-        need, name = action.plan.need_bytes, action.plan.device
+        self.hold(number not in books.processes, "a serial number is used once")
+        self.hold(books.process_of(digest) is None, "one process a model")
+        self.hold(plan.need_bytes >= books.needs[digest], "a plan needs what the model needs")
+        for name in plan.devices:
+            self._judge_place(name, plan.need_bytes)
+        ranks = books.ranks[digest]
+        self.hold(len(set(plan.devices)) == ranks, "ranks have a device each, and no more")
+        nodes = {books.devices[name].node for name in plan.devices}
+        self.hold(len(nodes) == 1, "the ranks of a model are on one machine")
+        if ranks > 1:
+            self.seen["placed on several devices"] += 1
+        process = Process(number, digest, plan.need_bytes, plan.devices, plan.choice, self.now_s)
+        books.processes[number] = process
+        for name in plan.devices:
+            within = books.held_bytes(name) <= books.devices[name].budget_bytes
+            self.hold(within, "never over budget")
+        slots = books.max_loaded
+        self.hold(slots is None or len(books.processes) <= slots, "never more than max_loaded")
+        books.pin(digest)
+        self.could_start.pop(digest, None)
+
+    def _judge_place(self, name: str, need_bytes: int) -> None:
+        """Judge what a load, or one of its ranks, takes of a device."""
+        books = self.books
         self.hold(name in books.devices, "a model is placed on a device that there is")
         self.hold(name in books.present, "no load begins on a lost machine")
         device, there = books.devices[name], books.on(name)
-        self.hold(number not in books.processes, "a serial number is used once")
-        self.hold(books.process_of(digest) is None, "one process a model")
-        self.hold(need >= books.needs[digest], "a plan needs what the model needs")
-        total = sum(process.need_bytes for process in there) + need
+        total = sum(process.need_bytes for process in there) + need_bytes
         self.hold(total <= device.usable_bytes, "never over what is usable")
         self.hold(len(there) < places_of(device), "never more than a device has places for")
         if device.kind != "cpu":
@@ -100,13 +120,6 @@ class Checks(Judge):
             self.hold(not moving, "a GPU takes one load at a time, none beside an end")
         self.hold(name not in books.pressed, "no load begins above the marks")
         self._count_placing(name)
-        choice = action.plan.choice
-        books.processes[number] = Process(number, digest, need, name, choice, self.now_s)
-        self.hold(books.held_bytes(name) <= device.budget_bytes, "never over budget")
-        slots = books.max_loaded
-        self.hold(slots is None or len(books.processes) <= slots, "never more than max_loaded")
-        books.pin(digest)
-        self.could_start.pop(digest, None)
 
     def _count_placing(self, device: str) -> None:
         books = self.books
@@ -127,8 +140,10 @@ class Checks(Judge):
         if action.reason in (phases.StopReason.ROOM, phases.StopReason.PRESSURE):
             self.hold(self.books.evictable(process, self.now_s), "a victim may be evicted")
             self.seen["eviction"] += 1
-            if process.device != next(iter(self.books.devices)):
+            if process.devices[0] != next(iter(self.books.devices)):
                 self.seen["evicted on another device"] += 1
+            if len(process.devices) > 1:
+                self.seen["evicted from several devices"] += 1
         if action.reason is phases.StopReason.PRESSURE:
             self._evicted_under_pressure(process)
         self.stopped.append(action)
@@ -141,12 +156,13 @@ class Checks(Judge):
     def _evicted_under_pressure(self, process: Process) -> None:
         books, now_s = self.books, self.now_s
         self.seen["eviction under pressure"] += 1
-        name = process.device
-        self.hold(name in books.pressed, "nobody is evicted below the marks")
-        due = books.to_be_told(name, now_s)
-        self.hold(not due, f"{process.digest} goes before all have shrunk")
-        waiting = any(
-            p.shrinking and now_s < p.told_at_s + config.SHRINK_TIMEOUT_S for p in books.on(name)
+        names = [name for name in process.devices if name in books.pressed]
+        self.hold(bool(names), "nobody is evicted below the marks")
+        ready = [name for name in names if not books.to_be_told(name, now_s)]
+        self.hold(bool(ready), f"{process.digest} goes before all have shrunk")
+        waiting = all(
+            any(p.shrinking and now_s < p.told_at_s + config.SHRINK_TIMEOUT_S for p in books.on(n))
+            for n in ready
         )
         self.hold(not waiting, "nobody is evicted while another shrinks")
 
@@ -155,14 +171,15 @@ class Checks(Judge):
         books, now_s = self.books, self.now_s
         process = books.processes.get(action.worker)
         assert process is not None, "a worker shrinks that is gone"
-        name = process.device
-        self.hold(name in books.pressed, "nobody shrinks below the marks")
-        self.hold(not books.giving_back(name, now_s), "one gives memory back at a time")
-        due = books.to_be_told(name, now_s)
-        self.hold(process in due, "a worker that runs shrinks, and not again too soon")
+        names = [name for name in process.devices if name in books.pressed]
+        self.hold(bool(names), "nobody shrinks below the marks")
+        names = [name for name in names if not books.giving_back(name, now_s)]
+        self.hold(bool(names), "one gives memory back at a time")
+        due = {name: books.to_be_told(name, now_s) for name in names}
+        self.hold(process in due[names[0]], "a worker that runs shrinks, and not again too soon")
         if books.leases.get(process.digest):
-            idle = [p for p in due if not books.leases.get(p.digest)]
-            self.hold(not idle, "the idle shrink before the busy")
+            all_busy = any(all(books.leases.get(p.digest) for p in due[name]) for name in names)
+            self.hold(all_busy, "the idle shrink before the busy")
             self.seen["shrink in use"] += 1
         self.hold(action.target_bytes >= 0, "a target is a size")
         self.seen["shrink"] += 1
@@ -275,7 +292,7 @@ class Checks(Judge):
         now_s, books = self.now_s, self.books
         self.hold(bool(line), "nobody is evicted for nobody")
         left = books.count_left(now_s, closed_too=True)
-        served = any(left.can_make_room(books.needs[digest], 1) for digest in line)
+        served = any(books.can_make_room(d, left, books.needs[d], 1) for d in line)
         self.hold(served, "nobody is evicted for what cannot fit")
         if len(victims) > 1:
             self.seen["several victims"] += 1
@@ -295,7 +312,7 @@ class Checks(Judge):
         least = books.cheapest_eviction(line[0], offered)
         if least is None:
             return
-        if len({p.device for p in offered}) > 1:
+        if len({p.devices for p in offered}) > 1:
             self.seen["a choice between evictions on two devices"] += 1
         paid = sum(books.worth_of(books.processes[number]) for number in victims)
         self.hold(paid <= least * (1 + 1e-6) + 1e-9, "the cheapest eviction of all is chosen")

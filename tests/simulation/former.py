@@ -11,13 +11,14 @@ from random import Random
 from typing import Protocol
 
 from mlxd_controller.core import events as ev
+from mlxd_models.fit.groups import group_of
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.fit.terms import reckon
 from mlxd_shared.domain.requests import LoadSpec
 from tests.simulation.books import Books, Process
 from tests.simulation.checks import Checks
 from tests.simulation.memory import Memory
-from tests.simulation.settings import Setting, facts_of
+from tests.simulation.settings import Setting
 
 NONE = 0.7
 """How likely a world begins without any."""
@@ -45,14 +46,17 @@ def begin_with_former_workers(world: Begun) -> None:
     sizes = world.setting.sizes
     names = rng.sample(list(sizes), rng.randint(1, len(sizes)))
     for number, name in enumerate(names, start=1):
-        facts = facts_of(sizes[name])
-        home = rng.choice(tuple(world.books.devices.values()))
+        facts = world.setting.facts_of(name)
+        homes = world.books.homes_of(name)
+        if not homes:
+            continue
+        home = group_of([world.books.devices[each] for each in rng.choice(homes)])
         choice = replace(plan_load(facts, LoadSpec(), home).choice, prefix_bytes=0)
         pinned = rng.choice((None, True))
         if pinned:
             world.books.pinned.add(name)
         need_bytes = reckon(facts, home, choice).need_bytes
-        process = Process(number, name, need_bytes, home.name, choice)
+        process = Process(number, name, need_bytes, tuple(home.parts), choice)
         world.checks.adopt(process)
         world.memory.grow(process)
         spec = LoadSpec(pinned=pinned)

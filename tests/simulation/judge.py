@@ -42,10 +42,10 @@ class Judge:
         left, needs, nbytes = self.books.count_left(self.now_s), self.books.needs, 0
         for place, digest in enumerate(line):
             nbytes += needs[digest]
-            if not left.can_make_room(nbytes, place + 1):
+            if not self.books.can_make_room(digest, left, nbytes, place + 1):
                 self.could_start.pop(digest, None)
                 self.seen["waits for models in use"] += 1
-                if not left.can_make_room(needs[digest], 1):
+                if not self.books.can_make_room(digest, left, needs[digest], 1):
                     self._in_vain(digest)
                 continue
             # Those who were before it then have had their loads since, one after another.
@@ -55,7 +55,8 @@ class Judge:
             self.hold(waited_s <= bound_s, f"{digest} waits though room can be made")
         for digest in self.no_room:
             with_it = {*line, digest}
-            possible = left.can_make_room(sum(needs[other] for other in with_it), len(with_it))
+            nbytes = sum(needs[other] for other in with_it)
+            possible = self.books.can_make_room(digest, left, nbytes, len(with_it))
             self.hold(not possible, f"{digest} is refused though room can be made")
         for digest in [d for d in self.could_start if d not in line]:
             del self.could_start[digest]

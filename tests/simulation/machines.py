@@ -21,12 +21,13 @@ from mlxd_controller.core import events as ev
 from mlxd_controller.core.phases import Cold
 from mlxd_controller.core.state import State
 from mlxd_models.fit.plan import Device
+from mlxd_shared.domain.devices import JOINT
 from mlxd_shared.domain.errors import WorkerExited, WorkerLost
 from mlxd_shared.domain.requests import LoadSpec
 from tests.simulation.books import Books, Process, Request, Stage
 from tests.simulation.checks import Checks
 from tests.simulation.memory import Memory
-from tests.simulation.settings import EVENTS, Setting, facts_of
+from tests.simulation.settings import EVENTS, Setting
 
 NONE = 0.6
 """How likely no machine of a world is ever lost."""
@@ -50,6 +51,7 @@ class Living(Protocol):
     books: Books
     checks: Checks
     memory: Memory
+    setting: Setting
     state: State
     sent: int
     seen: Counter[str]
@@ -124,7 +126,7 @@ class Machines:
         node = self._rng.choice(nodes)
         if len(nodes) == 1:
             world.seen["all machines lost"] += 1
-        gone = [p for p in books.processes.values() if books.devices[p.device].node == node]
+        gone = [p for p in books.processes.values() if books.devices[p.devices[0]].node == node]
         survivors = [p for p in gone if p.stage is Stage.READY and p.alive]
         for process in gone:
             self._lose_worker(world, process)
@@ -177,7 +179,7 @@ class Machines:
         world.seen["back with workers" if kept else "back empty"] += 1
         withheld: Counter[str] = Counter()
         for process in kept:
-            withheld[process.device] += process.need_bytes
+            withheld.update(dict.fromkeys(process.devices, process.need_bytes))
         world.memory.withheld = dict(withheld)
         world.send(world.memory.read())
         world.memory.withheld = {}
@@ -190,15 +192,14 @@ class Machines:
         name, books = former.digest, world.books
         number = world.state.next_worker
         need_bytes = books.takings.get(name, former.need_bytes)  # what was measured meanwhile
-        process = Process(number, name, need_bytes, former.device, former.choice)
+        process = Process(number, name, need_bytes, former.devices, former.choice)
+        device = JOINT.join(former.devices)
         load_s = books.worth.load_s.get(name, 1.0)
-        facts, model = facts_of(world.memory.size_of(name)), world.state.models[name]
+        facts, model = world.setting.facts_of(name), world.state.models[name]
         spec = LoadSpec(pinned=model.pinned)
         world.checks.adopt(process)
         world.memory.grow(process)
         world.send(
-            ev.Adopted(
-                number, name, name, f"/{name}", facts, former.choice, former.device, spec, load_s
-            )
+            ev.Adopted(number, name, name, f"/{name}", facts, former.choice, device, spec, load_s)
         )
         world.checks.check_adoption(process)

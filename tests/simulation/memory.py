@@ -112,7 +112,7 @@ class Memory:
         Never above the budget of a device that could hold it: there it would be given less context.
         """
         weights = self._setting.sizes[process.digest] * MIB
-        if self._books.devices[process.device].kind != "cpu":
+        if self._books.devices[process.devices[0]].kind != "cpu":
             return Figures(weights=weights, peak=0)
         need_bytes = self._setting.need_of(process.digest)
         budgets = [device.budget_bytes for device in self._setting.devices]

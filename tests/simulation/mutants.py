@@ -52,8 +52,8 @@ MUTANTS = (
     Mutant(
         "what loads has no claim on memory",
         "room.py",
-        "        if not nbytes:\n",
-        "        if not nbytes or isinstance(model.phase, Loading):\n",
+        "        if plan is None or not model.reserved_bytes:\n",
+        "        if plan is None or not isinstance(model.phase, Draining | Unloading):\n",
     ),
     Mutant(
         "others are evicted for what can never fit",
@@ -76,8 +76,8 @@ MUTANTS = (
     Mutant(
         "who lives elsewhere is counted on the first device",
         "room.py",
-        "home = state.home_of(model)\n",
-        "home = state.devices[0].name\n",
+        "for home in free_bytes.keys() & {*plan.devices}:",
+        "for home in [state.devices[0].name]:",
     ),
     Mutant(
         "the dearer eviction is chosen",
@@ -212,15 +212,15 @@ MUTANTS = (
     Mutant(
         "a load begins above the marks",
         "placing.py",
-        "if fitting and fitting[0].device.name in turn.state.pressed:",
+        "if fitting and turn.state.is_pressed(fitting[0].device):",
         "if fitting and turn.state.stopping:",
         seed=18,
     ),
     Mutant(
         "workers of a former controller stay though they do not fit",
         "adopting.py",
-        "return state.reserved_on(device, here) + need_bytes <= device.budget_bytes",
-        "return need_bytes <= device.budget_bytes",
+        "if state.reserved_on(one, here) + need_bytes * ranks > one.budget_bytes:",
+        "if need_bytes * ranks > one.budget_bytes:",
     ),
     Mutant(
         "what has no room is forgotten while it still lives",
@@ -237,8 +237,8 @@ MUTANTS = (
     Mutant(
         "a load is placed on a lost machine",
         "homes.py",
-        "present = [pair for pair in good if not pair[1].lost]",
-        "present = good",
+        "present = tuple(plan for plan, place in good if not place.lost)",
+        "present = tuple(plan for plan, place in good)",
     ),
     Mutant(
         "queued models keep the plans that they had",
@@ -255,8 +255,9 @@ MUTANTS = (
     Mutant(
         "who could live on a lost machine alone is too large",
         "homes.py",
-        "device) for device in devices]",
-        "device) for device in devices if not device.lost or all(d.lost for d in devices)]",
+        "places = groups_of(devices, ranks)\n",
+        "present = tuple(device for device in devices if not device.lost)\n"
+        "        places = groups_of(present or devices, ranks)\n",
     ),
     Mutant(
         "who waits for a load on a lost machine is forgotten",
@@ -286,8 +287,36 @@ MUTANTS = (
     Mutant(
         "workers that come back stay though there is no place",
         "adopting.py",
-        "len(here) >= device.models_max",
-        "len(here) > device.models_max",
+        "len(here) >= one.models_max",
+        "len(here) > one.models_max",
+    ),
+    Mutant(
+        "a group begins where one of its devices has room",
+        "victims.py",
+        "nbytes = max(lack.nbytes for lack in lacks)",
+        "nbytes = min(lack.nbytes for lack in lacks)",
+        seed=39,
+    ),
+    Mutant(
+        "ranks beyond the first count on no device",
+        "room.py",
+        "for home in free_bytes.keys() & {*plan.devices}:",
+        "for home in free_bytes.keys() & {plan.devices[0]}:",
+        seed=68,
+    ),
+    Mutant(
+        "a group begins beside loads on its other devices",
+        "state.py",
+        "not device.parts.keys().isdisjoint(plan.devices)",
+        "next(iter(device.parts)) in plan.devices",
+        seed=382,
+    ),
+    Mutant(
+        "victims for a group need free its first device alone",
+        "victims.py",
+        "first, *further = short.each\n    return",
+        "first, *further = short.each[:1]\n    return",
+        seed=184,
     ),
     Mutant(
         "a grace never ends",

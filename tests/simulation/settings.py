@@ -21,6 +21,10 @@ LOAD_S_MAX = 40.0
 STOP_S_MAX = 12.0
 """Within this the edge ends a process that it was told to stop, by force in the end."""
 HUGE = "huge"
+WIDE = "wide"
+"""A model that no single device can hold, and two GPUs of one machine can; its size is a rank's."""
+WIDE_SOUGHT = 0.4
+"""How often it is asked for, where there is one."""
 
 
 @cache
@@ -61,8 +65,17 @@ class Setting:
     greedy: bool = False
     """Whether others take memory, and workers hold more than they were promised."""
 
+    def ranks_of(self, name: str) -> int:
+        """Return how many devices one of the models takes."""
+        return 2 if name == WIDE else 1
+
+    def facts_of(self, name: str) -> ModelFacts:
+        """Return the facts of one of the models."""
+        part = facts_of(self.sizes[name])
+        return replace(facts_of(2 * self.sizes[name]), parts={2: part}) if name == WIDE else part
+
     def need_of(self, name: str) -> int:
-        """Return what one of the models is reckoned to need."""
+        """Return what one of the models, or each of its ranks, is reckoned to need."""
         return need_of(self.sizes[name], self.devices[0].kind)
 
     def shortens(self, devices: tuple[Device, ...]) -> bool:
@@ -121,4 +134,28 @@ def setting_of(rng: Random) -> Setting:
     # Few requests and much memory: models are idle, and others take what they hold.
     return replace(
         drawn, greedy=True, max_loaded=None, keep_alive_s=math.inf, arrival_s=5.0, stream_s=1.0
+    )
+
+
+def widen(setting: Setting, seed: int) -> Setting:
+    """Return the setting with a model for two GPUs, where it has them, and some of it is drawn.
+
+    Of a generator of its own, so that all other worlds are what they are without. No device can
+    hold it alone, and none a rank of it with a shorter context: in the books a model has one need.
+    """
+    rng = Random(f"wide {seed}")
+    budgets = sorted(device.budget_bytes for device in setting.devices)
+    kind = setting.devices[0].kind
+    if len(budgets) < 2 or kind != "cuda":
+        return setting
+    mib = int(budgets[-2] / MIB * rng.uniform(0.5, 1.0))
+    while mib > 0 and need_of(mib, kind) > budgets[-2]:
+        mib -= GPU_TIMES
+    shortened = any(least_need_of(mib, kind) <= nbytes < need_of(mib, kind) for nbytes in budgets)
+    if mib <= 0 or shortened or least_need_of(2 * mib, kind) <= budgets[-1]:
+        return setting
+    return replace(
+        setting,
+        sizes={**setting.sizes, WIDE: mib},
+        weights=(*setting.weights, WIDE_SOUGHT * sum(setting.weights)),
     )

@@ -55,6 +55,7 @@ HARD_STATES = (
     "pins under pressure",
     "placed beside a device above its marks",
     "placed on a second device",
+    "placed on several devices",
     "refused: ModelTooLarge",
     "refused: NoRoom",
     "several victims",

@@ -33,8 +33,8 @@ from tests.simulation.settings import (
     LOAD_S_MAX,
     STALL_S,
     STOP_S_MAX,
-    facts_of,
     setting_of,
+    widen,
 )
 
 POLL_S = 10.0
@@ -53,7 +53,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.seed = seed
         self.rng = Random(seed)
-        self.setting = setting_of(self.rng)
+        self.setting = widen(setting_of(self.rng), seed)
         self.machines = Machines(seed, self.setting)
         devices = {device.name: device for device in self.machines.first}
         self.state = State(
@@ -63,7 +63,8 @@ class World:
             age_min_s=self.setting.age_min_s,
         )
         needs = {name: self.setting.need_of(name) for name in self.setting.sizes}
-        self.books = Books(needs, devices, self.setting.max_loaded, self.setting.age_min_s)
+        ranks = {name: self.setting.ranks_of(name) for name in self.setting.sizes}
+        self.books = Books(needs, ranks, devices, self.setting.max_loaded, self.setting.age_min_s)
         self.seen: Counter[str] = Counter()
         self.checks = Checks(self.books, self.seen)
         self.memory = Memory(self.rng, self.setting, self.books, self.seen)
@@ -202,7 +203,7 @@ class World:
         self._note_arrival(name)
         keep_alive_s = self.rng.choice((None, None, None, 0.0, 10.0, math.inf))
         request = self._request(name, lease=True)
-        facts = facts_of(self.setting.sizes[name])
+        facts = self.setting.facts_of(name)
         self.send(ev.Arrived(request.ticket, name, name, f"/{name}", facts, keep_alive_s))
 
     def _note_arrival(self, name: str) -> None:
@@ -217,7 +218,7 @@ class World:
         pinned = self.rng.choice((None, None, True, False))
         spec = LoadSpec(pinned=pinned, keep_alive_s=self.rng.choice((None, 3.0, math.inf)))
         request = self._request(name, lease=False)
-        facts = facts_of(self.setting.sizes[name])
+        facts = self.setting.facts_of(name)
         if pinned is not None:
             self.books.pins_to_come[name] = pinned
         process, was = self.books.process_of(name), frozenset(self.books.pinned)

@@ -29,9 +29,13 @@ class Served:
         """Return the first log line of this event."""
         return next(line for line in self._lines() if line["event"] == event)
 
+    def list_logged(self, event: str) -> list[dict[str, Any]]:
+        """Return all log lines of this event."""
+        return [line for line in self._lines() if line["event"] == event]
+
     def count(self, event: str) -> int:
         """Return how many log lines of this event there are."""
-        return sum(line["event"] == event for line in self._lines())
+        return len(self.list_logged(event))
 
     def _lines(self) -> Iterator[dict[str, Any]]:
         whole, _, _ = self.log_path.read_text(encoding="utf-8").rpartition("\n")

@@ -10,10 +10,12 @@ import signal
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from datetime import datetime
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+import psutil
 import pytest
 
 from mlxd import Client, Delta, Finished, SamplingOptions
@@ -26,6 +28,10 @@ from tests.support.tiny_model import write_tiny_model
 TOKENS = 3000
 BEFORE_LOSS = 100
 LIMIT_S = 100.0
+NEWS_S_MAX = 1.0
+"""From a raylet's end to its node's loss. Ray alone holds calls that failed for 1 to 2 s."""
+TRIES = 3
+"""Of what time alone decides."""
 SOON_TIRED = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
 """For a process of Ray's that is refused: tries of a second each, 20 by default."""
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-secret-of-this-test-and-of-no-other-one"}
@@ -99,13 +105,30 @@ async def stream(
     raise AssertionError("the stream had no end")
 
 
+async def kill(cluster: RayCluster, served: Served, client: Client, name: str) -> float:
+    """Kill a node of `a` and `b`, and have it join again; return how many seconds its loss took."""
+    begin_s = time.time()
+    await cluster.order("kill", name)
+    await until(client, only_reach(*{"a", "b"} - {name}))
+    lost = datetime.fromisoformat(served.list_logged("node lost")[-1]["timestamp"])
+    await cluster.order("join", name)
+    await until(client, only_reach("a", "b"))
+    return lost.timestamp() - begin_s
+
+
 @pytest.mark.asyncio
 async def test_a_fleet_on_ray_loses_nodes_and_streams_go_on(tmp_path: Path) -> None:
-    """A raylet killed, another one stopped: equal tokens; who comes back is used again."""
-    async with ray_cluster("a", "b") as cluster, controller(cluster, tmp_path) as (_, client):
+    """A raylet killed, another one stopped: equal tokens; who comes back is used again.
+
+    Workers run at the priority of their node's raylet, and its end is known within a second.
+    """
+    async with ray_cluster("a", "b") as cluster, controller(cluster, tmp_path) as (served, client):
         await until(client, only_reach("a", "b"))
         undisturbed, migrations, _ = await stream(client)
         assert migrations == 0
+
+        (worker,) = (await client.status()).workers
+        assert psutil.Process(worker.pid).nice() == psutil.Process(cluster.process.pid).nice()
 
         first = await where(client)
         second = "b" if first == "a" else "a"
@@ -120,7 +143,13 @@ async def test_a_fleet_on_ray_loses_nodes_and_streams_go_on(tmp_path: Path) -> N
         assert await where(client) == first
         await cluster.order("continue", second)
         await until(client, only_reach("a", "b"))
-        print(f"gap after a kill {killed_s:.2f} s, after a silence {silent_s:.2f} s")  # noqa: T201
+
+        news_s: list[float] = []
+        while len(news_s) < TRIES and min(news_s, default=LIMIT_S) > NEWS_S_MAX:
+            news_s.append(await kill(cluster, served, client, second))
+        assert min(news_s) <= NEWS_S_MAX
+        gaps = f"gap after a kill {killed_s:.2f} s, after a silence {silent_s:.2f} s"
+        print(f"{gaps}; news of a kill after {min(news_s):.2f} s")  # noqa: T201
 
 
 @pytest.mark.asyncio

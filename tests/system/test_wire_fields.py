@@ -72,14 +72,22 @@ SILENT: dict[str, str] = {}
 # tests/controller/services/test_devices.py has them set. No reader of a log is slow, as one is in
 # tests/controller/services/test_logs.py. No file on disk is damaged or had to make room, as in
 # tests/controller/prefixes/test_keeper.py, or has another key, as in test_keys.py there. The model
-# sees no images, as one of tests/system/test_images.py does.
+# sees no images, as one of tests/system/test_images.py does. Nothing is divided over ranks, as in
+# tests/system/test_ranks.py.
 ZERO = {
     "mlxd.v1.Model.has_vision",
     "mlxd.v1.PrefixDisk.evicted",
     "mlxd.v1.PrefixDisk.refused",
+    "mlxd.v1.RankMemory.device",
+    "mlxd.v1.RankMemory.mlx_active_bytes",
+    "mlxd.v1.RankMemory.mlx_cache_bytes",
+    "mlxd.v1.RankMemory.mlx_peak_bytes",
+    "mlxd.v1.RankMemory.pid",
+    "mlxd.v1.RankMemory.resident_bytes",
     "mlxd.v1.VerifyPrefixesResponse.removed",
     "mlxd.v1.VerifyPrefixesResponse.unread",
     "mlxd.v1.VerifyPrefixesResponse.locked",
+    "mlxd.v1.WorkerMemory.ranks",
     "mlxd.v1.WorkerMemory.unaccounted_bytes",
     "mlxd.v1.UnloadResponse.mlx_active_bytes",
     "mlxd.v1.WorkerStatus.compiles",

@@ -60,13 +60,18 @@ def adopt(turn: Turn, event: Adopted) -> None:
 
 
 def _fits(state: State, device: Device, need_bytes: int) -> bool:
-    """Return whether `need_bytes` fit beside all who stay; those on their way out do not count."""
+    """Return whether each rank's need fits beside all who stay: not those on their way out."""
     staying = [
         m for m in state.models.values() if isinstance(m.phase, phases.Loading | phases.Ready)
     ]
     if state.max_loaded is not None and len(staying) >= state.max_loaded:
         return False
-    here = [model for model in staying if state.lives_on(model, device)]
-    if device.models_max is not None and len(here) >= device.models_max:
-        return False
-    return state.reserved_on(device, here) + need_bytes <= device.budget_bytes
+    for name, ranks in device.parts.items():
+        one = state.device_named(name)
+        assert one is not None, "the group is of known devices"
+        here = [model for model in staying if state.lives_on(model, one)]
+        if one.models_max is not None and len(here) >= one.models_max:
+            return False
+        if state.reserved_on(one, here) + need_bytes * ranks > one.budget_bytes:
+            return False
+    return True

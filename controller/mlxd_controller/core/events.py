@@ -70,8 +70,9 @@ class Adopted:
     A former controller started it, or its machine was lost and is back; there the edge itself ends,
     before, what holds a model that is not cold.
 
-    `choice` is how the model lives, `spec` what was fixed for it. Those of pinned and dear models
-    come first: where there is no room for all, the later ones are unloaded.
+    `choice` is how the model lives, on a device or a group of this name; `spec` is what was fixed
+    for it. Those of pinned and dear models come first: where there is no room for all, the later
+    ones are unloaded.
     """
 
     worker: int

@@ -44,6 +44,7 @@ def conflict(model: Model, spec: LoadSpec) -> InvalidRequest | None:
          plan.weights.value),
         ("kv_format", spec.kv_format and spec.kv_format.value, plan.kv_format.value),
         ("prefix_cache_bytes", spec.prefix_cache_nbytes, plan.prefix_bytes),
+        ("ranks", spec.ranks, plan.ranks),
     )  # fmt: skip
     violations = [
         FieldViolation(f"options.{name}", f"loaded with {in_force}; unload the model first")

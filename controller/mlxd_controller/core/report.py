@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from mlxd_controller.core import advice, phases
 from mlxd_controller.core.options import fill_in
 from mlxd_controller.core.placement import evict
 from mlxd_controller.core.placement.homes import plans_of
-from mlxd_controller.core.placement.room import room_of
-from mlxd_controller.core.placement.victims import Short, candidates, choose
+from mlxd_controller.core.placement.room import Room, room_in, rooms_of
+from mlxd_controller.core.placement.victims import Short, candidates, choose, short_of
 from mlxd_controller.core.state import Model, State
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Device, Plan
@@ -30,7 +31,7 @@ class Absence:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """A plan and how it meets the memory there is. `would_evict` are digests.
+    """A plan and how it meets the memory there is: each rank's. `would_evict` are digests.
 
     `absences` are what that would cost, in the same order.
     """
@@ -50,6 +51,9 @@ def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Repo
 
     On the device where it would go. A resident model is reckoned as if its own memory were free; by
     the plan in force while it keeps that, which `options.conflict` says of a `spec`.
+
+    Raises:
+        InvalidRequest: there are not so many devices as ranks are asked for.
     """
     model = state.models.get(digest)
     if model is not None:
@@ -69,8 +73,7 @@ def report(state: State, digest: str, facts: ModelFacts, spec: LoadSpec) -> Repo
     best = min(looks, key=lambda look: look.rank)
     plan = best.plan
     if not in_force and (best.fits_now or best.victims):
-        freed = sum(victim.nbytes for victim in best.victims or ())
-        plan = plan.within(best.available_bytes + freed)
+        plan = plan.within(best.available_bytes + best.freed_bytes)
     return Report(
         plan=plan,
         device=best.device,
@@ -101,6 +104,8 @@ class _Look:
     victims: tuple[evict.Victim, ...] | None
     could_bytes: int | None
     """What there would be if all went who may, where even that is too little."""
+    freed_bytes: int
+    """How much more there is once the victims have gone."""
 
     @property
     def rank(self) -> tuple[Any, ...]:
@@ -113,31 +118,42 @@ class _Look:
 def _look(state: State, model: Model | None, plan: Plan) -> _Look:
     device = state.device_named(plan.device)
     assert device is not None, "planned for the devices there are"
-    pressed = device.name in state.pressed
-    room = room_of(state, device)
-    available, slots, places = room.free_bytes, room.free_slots, room.free_places
+    pressed = state.is_pressed(device)
+    others = state
     if model is not None and isinstance(model.phase, phases.Resident):
-        slots += 1
-        if state.lives_on(model, device):
-            available += model.reserved_bytes
-            places += 1
+        others = state.with_model(replace(model, phase=phases.UNLOADED))
+    rooms = rooms_of(others)
+    room = room_in(rooms, device)
+    available, slots, places = room.free_bytes, room.free_slots, room.free_places
     ever = plan.need_bytes <= device.budget_bytes
     now = plan.least_bytes <= available and min(slots, places) > 0 and not pressed
     victims: tuple[evict.Victim, ...] | None = None
     could_bytes: int | None = None
     if ever and not now:
-        short = Short(device, plan.least_bytes - available, 1 - slots, 1 - places)
-        offered = candidates(state, math.inf)  # the young ones too, which will be old enough
+        short = short_of({name: rooms[name] for name in device.parts}, device, plan)
+        offered = candidates(others, math.inf)  # the young ones too, which will be old enough
         victims = choose(state, offered, short)
-        if victims is None and _frees_enough(state, offered, short):
-            could_bytes = available + state.reserved_on(device, offered)
-    return _Look(plan, device, pressed, available, now, ever, victims, could_bytes)
+        if victims is None and _frees_enough(offered, short):
+            could_bytes = _left_by(offered, rooms, device)
+    going = [state.models[victim.digest] for victim in victims or ()]
+    freed = _left_by(going, rooms, device) - available
+    return _Look(plan, device, pressed, available, now, ever, victims, could_bytes, freed)
 
 
-def _frees_enough(state: State, offered: list[Model], short: Short) -> bool:
+def _left_by(going: list[Model], rooms: Mapping[str, Room], device: Device) -> int:
+    """Return what a rank has once these have gone."""
+    return min(
+        (rooms[name].free_bytes + sum(model.reserved_on(name) for model in going)) // ranks
+        for name, ranks in device.parts.items()
+    )
+
+
+def _frees_enough(offered: list[Model], short: Short) -> bool:
     """Return whether slots and places, if not bytes, are there once these have gone."""
-    here = sum(state.lives_on(model, short.device) for model in offered)
-    return len(offered) >= short.slots and here >= short.places
+    return len(offered) >= short.slots and all(
+        sum(model.reserved_on(lack.device) > 0 for model in offered) >= lack.places
+        for lack in short.each
+    )
 
 
 def _suggestions(facts: ModelFacts, look: _Look) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ from mlxd_controller.core import phases
 from mlxd_controller.core.demand import Fixed, Waiter
 from mlxd_controller.core.placement.reuse import NEVER_USED, Usage
 from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.groups import group_of, split_group
 from mlxd_models.fit.measured import Known
 from mlxd_models.fit.plan import Device, Plan
 from mlxd_shared import config
@@ -73,8 +74,13 @@ class Model:
 
     @property
     def reserved_bytes(self) -> int:
-        """What it holds, or is promised while it loads."""
-        return self.phase.plan.need_bytes if isinstance(self.phase, phases.Resident) else 0
+        """What it holds, or is promised while it loads, with all its ranks."""
+        plan = self.phase.plan if isinstance(self.phase, phases.Resident) else None
+        return 0 if plan is None else plan.need_bytes * plan.ranks
+
+    def reserved_on(self, device: str) -> int:
+        """Return what of that is on the device of this name."""
+        return self.phase.plan.need_on(device) if isinstance(self.phase, phases.Resident) else 0
 
     @property
     def leases(self) -> frozenset[str]:
@@ -132,7 +138,7 @@ class State:
     """When time alone lets more be evicted, or held, for those who wait for models in use."""
     models: Mapping[str, Model] = field(default_factory=dict)
     arrays: Mapping[int, int] = field(default_factory=dict)
-    """What workers last said that their arrays hold, by their numbers."""
+    """What workers last said that their arrays hold, by their numbers; of ranks each holds that."""
     prefix_reload_s: Mapping[int, float] = field(default_factory=dict)
     """What workers last said that prompts would cost again after a reload, by their numbers."""
     pressed: frozenset[str] = frozenset()
@@ -146,25 +152,34 @@ class State:
     stopping: bool = False
 
     def device_named(self, name: str) -> Device | None:
-        """Return the device with this name, lost or not, if there is one."""
-        return next((device for device in self.devices if device.name == name), None)
+        """Return the device, or the group, with this name, lost or not, if there is one."""
+        known = {device.name: device for device in self.devices}
+        members = (name,) if name in known else split_group(name)
+        if not all(member in known for member in members):
+            return None
+        return group_of([known[member] for member in members])
 
     def home_of(self, model: Model) -> str:
-        """Return the name of the device on which a model lives, or is to; "" without a plan.
-
-        There need be no such device any more: then it counts on none.
-        """
+        """Return the name of the device, or group, on which a model lives, or is to; "": none."""
         plan = model.plan
         return "" if plan is None else plan.device
 
     def lives_on(self, model: Model, device: Device) -> bool:
-        """Return whether a model lives on `device`, or is to."""
-        return self.home_of(model) == device.name
+        """Return whether a model lives on `device`, or on one of a group's, or is to.
+
+        There need be no such device any more: then it counts on none.
+        """
+        plan = model.plan
+        return plan is not None and not device.parts.keys().isdisjoint(plan.devices)
 
     def reserved_on(self, device: Device, models: Iterable[Model] | None = None) -> int:
-        """Return what `models` that live on a device hold or are promised; None: all models."""
+        """Return what `models` hold or are promised on a device; None: all models."""
         of = self.models.values() if models is None else models
-        return sum(model.reserved_bytes for model in of if self.lives_on(model, device))
+        return sum(model.reserved_on(device.name) for model in of)
+
+    def is_pressed(self, device: Device) -> bool:
+        """Return whether a device, or one of a group's, is above its marks."""
+        return not self.pressed.isdisjoint(device.parts)
 
     def prompts_again_s(self, model: Model) -> float:
         """Return what a model's prompts would cost its next request after a reload, in seconds."""
@@ -178,8 +193,12 @@ class State:
         """
         if device.held_bytes and not device.lost:
             return device.held_bytes
-        here = {m.worker for m in self.models.values() if self.lives_on(m, device)}
-        return sum(nbytes for worker, nbytes in self.arrays.items() if worker in here)
+        plans = {m.worker: m.plan for m in self.models.values() if self.lives_on(m, device)}
+        return sum(
+            nbytes * plan.devices.count(device.name)
+            for worker, nbytes in self.arrays.items()
+            if (plan := plans.get(worker)) is not None
+        )
 
     def excess_on(self, device: Device) -> int:
         """Return what workers hold above a device's soft mark, which is what is usable."""

@@ -23,10 +23,11 @@ from mlxd_controller.fleet.facts import AgentOptions, Ended, Kept, Launched, Lin
 from mlxd_controller.fleet.files import NodeFiles
 from mlxd_controller.fleet.machine import Machine, OwnMachine
 from mlxd_controller.fleet.offers import Offers
-from mlxd_controller.memory.device import oom_kills, resident_bytes
+from mlxd_controller.memory.device import family_of, oom_kills, resident_bytes
 from mlxd_controller.runtime.ports import DeviceProbe, Holding, Launcher, WorkerProcess
 from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
+from mlxd_shared.domain.devices import JOINT
 from mlxd_shared.domain.errors import MachineShort, MlxdError, WorkerStartFailed
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.machine import memory_of, this_machine
@@ -65,6 +66,8 @@ class NodeAgent:
         self._measured: NodeReport | None = None
         self._workers: dict[str, WorkerProcess] = {}
         self._holdings: dict[str, Holding] = {}
+        self._of_ranks: set[str] = set()
+        """Workers of several ranks, by incarnation."""
         self._launching: dict[str, asyncio.Task[WorkerProcess]] = {}
         self._turn: asyncio.Lock | None = None
         self._silence: asyncio.TimerHandle | None = None
@@ -149,7 +152,11 @@ class NodeAgent:
         """
         assert self._probe is not None
         living = {k: w for k, w in self._workers.items() if w.exit_code is None}
-        pids = [worker.pid for worker in living.values()]
+        pids = [
+            pid
+            for incarnation, worker in living.items()
+            for pid in (family_of(worker.pid) if incarnation in self._of_ranks else (worker.pid,))
+        ]
         try:
             self._measured = await asyncio.to_thread(self._measure, self._probe, pids)
         except OSError as error:  # no file can be opened just now: the last figures stay in force
@@ -186,6 +193,8 @@ class NodeAgent:
             raise WorkerStartFailed(model, ("the launch was given up",))
         worker = launching.result()
         self._workers[incarnation] = worker
+        if JOINT in device:
+            self._of_ranks.add(incarnation)
         return _describe(worker)
 
     async def _wait_ended(self, incarnation: str, model: str) -> Ended:
@@ -222,6 +231,7 @@ class NodeAgent:
     def _drop(self, incarnation: str) -> None:
         self._workers.pop(incarnation, None)
         self._holdings.pop(incarnation, None)
+        self._of_ranks.discard(incarnation)
 
     def _hear(self) -> None:
         """Note that the controller lives."""

@@ -1,8 +1,8 @@
 """The nodes of a fleet, followed: who is there, what each reports, and who is lost.
 
 Invariants:
-- A node is lost when it has answered no report for FLEET_SILENT_S, or a report fails: by our own
-  questions, never by the word of the engine that carries them, which comes later.
+- A node is lost when a report fails, or FLEET_SILENT_S after its last answer: by our own questions,
+  never by the word of the engine that carries them, which comes later.
 - In the moment of its loss all its workers end for this controller. It counts as reached again
   only after its agent has ended what was left there.
 - Time in which this process could receive no answer counts against no node.
@@ -63,6 +63,8 @@ class Fleet:
         self._options = options
         self._epoch = epoch
         self._silent_s = options.silent_s
+        self._patience_s = max(options.silent_s - config.FLEET_REPORT_INTERVAL_S, 0.0)
+        """With a question: its predecessor was answered an interval ago."""
         self._version = importlib.metadata.version("mlxd")
         self._unusable: set[str] = set()
         self._dismissed: set[str] = set()
@@ -185,14 +187,16 @@ class Fleet:
     async def _follow(self, node: Node) -> None:
         while not node.passed:
             was_lost = node.lost
-            limit_s = config.FLEET_TAKE_S if was_lost else self._silent_s
             try:
-                await hear(self._return(node) if was_lost else self._ask(node), limit_s=limit_s)
+                if was_lost:
+                    await hear(self._return(node), limit_s=config.FLEET_TAKE_S)
+                else:
+                    await hear(self._ask(node), limit_s=self._patience_s)
             except (NodeLost, MlxdError, TimeoutError) as error:
                 if was_lost:
-                    self._say_unusable(node, _reason(error, limit_s))
+                    self._say_unusable(node, _reason(error, config.FLEET_TAKE_S))
                 else:
-                    node.lose(_reason(error, limit_s))
+                    node.lose(_reason(error, self._silent_s))
                     self._unusable.add(node.name)
             await asyncio.sleep(config.FLEET_REPORT_INTERVAL_S)
 

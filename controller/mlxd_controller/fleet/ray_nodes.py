@@ -6,6 +6,9 @@ takes no CPU and no resource, and its node's own report is what the scheduler go
 Invariants:
 - No error of Ray's leaves this file but as NodeLost.
 - What blocks runs on a thread: the event loop serves streams meanwhile.
+- A call is made once: what fails is a loss, which is decided here and in that moment. Ray's own
+  patience with a peer that is gone is switched off.
+- An agent, and so its workers, runs at the priority of its raylet.
 """
 
 from __future__ import annotations
@@ -26,6 +29,7 @@ from mlxd_controller.fleet.members import Member, Members
 from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.settings import FLEET_SCHEME
 from mlxd_shared import config
+from mlxd_shared.domain.devices import JOINT
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.ops.logs import get_logger
 
@@ -38,6 +42,21 @@ NOT_LET_IN = "Failed to connect to Ray cluster"
 """What Ray says, after 20 s of trying, of a cluster that has refused its token."""
 CALLS_AT_ONCE_MAX = 1000
 """Of an agent: each worker has one call that waits for its end."""
+CALLER_SETTINGS = {
+    # A failed call is held for so long, in case that the head knows more; it does 12 s later.
+    "RAY_timeout_ms_task_wait_for_death_info": "0",
+    # Held calls are looked at in this interval.
+    "RAY_core_worker_internal_heartbeat_ms": "100",
+}
+"""Variables that Ray reads in the controller's process, unless they are set otherwise."""
+AGENT_SETTINGS = {
+    # Ray makes its processes, and what they start, 15 nicer than its raylet: every other program of
+    # the machine would come before a worker.
+    "RAY_worker_niceness": "0",
+    # An agent, and so its workers, ends so soon after its raylet.
+    "RAY_raylet_death_check_interval_milliseconds": "100",
+}
+"""Variables of an agent's process."""
 _log = get_logger("fleet")
 
 
@@ -73,7 +92,8 @@ async def join_cluster(address: str) -> AsyncIterator[Members]:
     Raises:
         InvalidRequest: there is no such cluster, or it is of another version.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    for name, value in {"RAY_USAGE_STATS_ENABLED": "0", **CALLER_SETTINGS}.items():
+        os.environ.setdefault(name, value)
     if address.startswith(FLEET_SCHEME):
         await _check_listens(address)
     try:
@@ -126,7 +146,7 @@ async def _list_members() -> list[Member]:
 
 def _name_of(node: Mapping[str, Any]) -> str:
     name = node["Labels"].get(NAME_LABEL) or node["NodeID"][:8]
-    return str(name).replace("/", "-")
+    return str(name).replace("/", "-").replace(JOINT, "-")
 
 
 async def _start_agent(member: Member) -> RayNode:
@@ -148,6 +168,8 @@ def _make_actor(member: Member) -> Any:  # noqa: ANN401 - see RayNode
             get_if_exists=True,
             num_cpus=0,
             max_restarts=-1,
+            max_task_retries=0,
+            runtime_env={"env_vars": AGENT_SETTINGS},
             max_concurrency=CALLS_AT_ONCE_MAX,
             scheduling_strategy=affinity,
         )

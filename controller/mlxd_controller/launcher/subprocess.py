@@ -28,6 +28,7 @@ from mlxd_controller.launcher.run_dir import RunDir
 from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE
 from mlxd_controller.runtime.hearing import wait_for_answer
 from mlxd_models.files.model_files import machine_short
+from mlxd_models.fit.groups import split_group
 from mlxd_shared import config
 from mlxd_shared.domain import errors as e
 from mlxd_shared.ops.backends import check_own_worker
@@ -108,7 +109,7 @@ class SubprocessLauncher:
         self._stall_timeout_s = stall_timeout_s
         waiting = () if waiting_max is None else ("--waiting-max", str(waiting_max))
         remembered = () if findings is None else ("--findings", str(findings))
-        kept: tuple[str, ...] = ()
+        kept: tuple[str, ...] = ()  # by one process alone, as findings are: not by ranks
         if prefix_disk is not None:
             kept = ("--prefix-disk", str(prefix_disk), "--prefix-disk-size", "held")
             if prefix_disk_key is not None:
@@ -121,6 +122,8 @@ class SubprocessLauncher:
             *further,
         )
         """The arguments common to all workers."""
+        common = ("--orphan-grace", str(orphan_grace_s), "--log-format", "json")
+        self._of_ranks = (*common, *waiting, *further)
         self.run_dir = RunDir.temporary() if run_dir is None else run_dir
         self._name = os.urandom(4).hex()  # not a process id: those recur, and files may remain
         self._gpu_ids = dict(gpu_ids or {})
@@ -161,8 +164,13 @@ class SubprocessLauncher:
         """Start the process; return it with its ready pipe's reader. A failure leaves nothing."""
         self._launches += 1
         environment = self._environment
-        if gpu_id := self._gpu_ids.get(device):
-            environment = {**environment, VISIBLE_VARIABLE: gpu_id}
+        devices = split_group(device)
+        gpu_ids = [self._gpu_ids[name] for name in devices if name in self._gpu_ids]
+        if gpu_ids:
+            environment = {**environment, VISIBLE_VARIABLE: ",".join(gpu_ids)}
+        arguments = self.arguments
+        if len(devices) > 1:
+            arguments = ("--ranks", str(len(devices)), *self._of_ranks)
         files = WorkerFiles(self.run_dir.path, f"{self._name}-{self._launches:x}")
         with ExitStack() as unowned:
             ready, life, output = (
@@ -177,7 +185,7 @@ class SubprocessLauncher:
                     *self._command,
                     *("--listen", self._listen or files.address, "--incarnation", incarnation),
                     *("--ready-fd", str(ready.write_fd), "--life-fd", str(life.read_fd)),
-                    *self.arguments,
+                    *arguments,
                     *(("--device", device) if device else ()),
                 ),
                 output=output.write_fd,

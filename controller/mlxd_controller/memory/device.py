@@ -21,6 +21,7 @@ import psutil
 from mlxd_controller.memory.nvidia import VISIBLE_VARIABLE, Gpu, GpuUse, open_nvml, visible
 from mlxd_controller.settings import Limits
 from mlxd_models.fit.plan import Device
+from mlxd_shared import config
 from mlxd_shared.domain.devices import CUDA_BACKENDS, DeviceKind
 from mlxd_shared.domain.figures import HostMemory
 from mlxd_shared.ops.backends import installed_versions
@@ -160,6 +161,17 @@ def resident_bytes(pids: Iterable[int]) -> int:
     return total
 
 
+def family_of(pid: int) -> tuple[int, ...]:
+    """Return the ids of a process and of those that it has started; () once it has ended.
+
+    Reads every process of the machine: for a worker of ranks that has not said yet who they are.
+    """
+    try:
+        return (pid, *(child.pid for child in psutil.Process(pid).children()))
+    except psutil.NoSuchProcess:
+        return ()
+
+
 @dataclass(frozen=True, slots=True)
 class ProcessUsage:
     """The system's figures of one process."""
@@ -255,7 +267,9 @@ def oom_kills(vmstat: Path = VMSTAT) -> int | None:
 def killed_from_outside(exit_code: int | None, *, before: int | None, now: int | None) -> bool:
     """Return whether somebody killed a process, so that its work is not to blame.
 
-    A process gets SIGKILL from outside or for lack of memory; `before` and `now` count the kills
-    for lack of memory at its start and after its end. Without these counts nobody is cleared.
+    A process, or one of its ranks, gets SIGKILL from outside or for lack of memory; `before` and
+    `now` count the kills for lack of memory at its start and after its end. Without these counts
+    nobody is cleared.
     """
-    return exit_code == -signal.SIGKILL and before is not None and before == now
+    killed = exit_code in (-signal.SIGKILL, config.RANK_KILLED_CODE)
+    return killed and before is not None and before == now

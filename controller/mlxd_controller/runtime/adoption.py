@@ -50,6 +50,7 @@ def _enrol(survivor: Survivor, number: int, device: Device, clock: Clock) -> tup
         rows_max=figures.rows_max,
         kv_format=figures.kv_format or KVFormat.MODEL,
         prefix_bytes=figures.prefix_cache_nbytes,
+        ranks=device.ranks,
     )
     event = Adopted(
         worker=number,

@@ -234,7 +234,8 @@ class Launcher(Protocol):
         """Start a worker, or take a running one, and return it once it listens.
 
         `model` is the name of what it will load, `device` the one to use, as the probe names it;
-        "" leaves the choice to the worker. A running worker has its own incarnation.
+        "" leaves the choice to the worker. Of a group, whose devices' names are joined, each is for
+        one of the worker's ranks. A running worker has its own incarnation.
 
         On cancellation the process is ended and reaped before CancelledError propagates.
 

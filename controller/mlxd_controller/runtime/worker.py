@@ -9,7 +9,7 @@ import asyncio
 from dataclasses import dataclass, field
 from itertools import islice
 
-from mlxd_controller.memory.device import killed_from_outside, usage_of
+from mlxd_controller.memory.device import family_of, killed_from_outside, usage_of
 from mlxd_controller.runtime.ports import END_WITH_MACHINE, RawStream, WorkerLink, WorkerProcess
 from mlxd_models.fit.measured import Figures
 from mlxd_models.fit.plan import Plan
@@ -107,6 +107,13 @@ class Worker:
     def has_begun(self, stream: RawStream) -> bool:
         """Return whether a stream had its turn, judged by age: it did not just wait."""
         return stream in islice(self.streams, self.plan.rows_max)
+
+    def pids(self, process: WorkerProcess) -> tuple[int, ...]:
+        """Return the process ids of `process`, its own, and of all its ranks."""
+        if self.plan.ranks == 1:
+            return (process.pid,)
+        ranks = () if self.figures is None else self.figures.memory.ranks
+        return tuple(rank.pid for rank in ranks if rank.pid) or family_of(process.pid)
 
     def last_lines(self) -> tuple[str, ...]:
         """Return the last lines of output."""

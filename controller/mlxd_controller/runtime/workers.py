@@ -85,11 +85,12 @@ class Workers:
                 yield worker.number, figures
 
     def pids(self) -> tuple[int, ...]:
-        """Return the process ids of the live workers on this machine."""
+        """Return the process ids of the live workers on this machine, with all their ranks."""
         return tuple(
-            worker.process.pid
+            pid
             for worker in self._live.values()
             if worker.local and worker.process is not None and worker.process.exit_code is None
+            for pid in worker.pids(worker.process)
         )
 
     def arrays(self) -> dict[int, int]:

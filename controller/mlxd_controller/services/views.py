@@ -69,6 +69,7 @@ def model_to_pb(
     if isinstance(model.phase, phases.Resident):
         plan = model.phase.plan
         pb.device = plan.device
+        pb.ranks = plan.ranks
         pb.context_length = plan.context_length
         pb.rows_max = plan.rows_max
         pb.weights = WEIGHTS_TO_PB[plan.weights]
@@ -95,7 +96,7 @@ def _add_worker(pb: types_pb2.Model, worker: Worker) -> None:
     figures = worker.figures
     if figures is None:
         return
-    pb.resident_bytes = figures.memory.total_nbytes
+    pb.resident_bytes = figures.memory.total_nbytes * worker.plan.ranks
     pb.prefix_reload.CopyFrom(duration_to_pb(figures.prefix_reload_s))
     pb.weights = WEIGHTS_TO_PB[figures.weights] or pb.weights
     pb.context_length = figures.context_length or pb.context_length
@@ -135,6 +136,7 @@ def report_to_pb(report: Report, ref: ModelRef, names: dict[str, str]) -> types_
         suggestions=report.suggestions,
         kv_format=KV_FORMAT_TO_PB[plan.kv_format],
         prefix_cache_bytes=plan.prefix_bytes,
+        ranks=plan.ranks,
     )
 
 

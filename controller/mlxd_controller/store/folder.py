@@ -30,8 +30,8 @@ from mlxd_models.files.model_config import check_tokenizer_file
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.modules import check_modules, has_pooling
 from mlxd_models.files.stored_files import Signature
-from mlxd_models.fit.described import facts_of, taken_of
 from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.rank_facts import facts_with_parts
 from mlxd_shared.config import MODELS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import SamplingOptions
@@ -86,7 +86,7 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
     template, sight = read_template(files), described.footprint.sight
     if sight is not None:
         read_image_settings(files, side=sight.side, places_max=sight.places_max)
-    facts = replace(facts_of(described), taken=taken_of(described))
+    facts = facts_with_parts(described)
     defaults = read_generation_defaults(files)
     return Folder(model_digest(files), facts, defaults, has_pooling(files), template is not None)
 

@@ -464,9 +464,46 @@ class DeviceMemory(_message.Message):
 Global___DeviceMemory: _TypeAlias = DeviceMemory  # noqa: Y015
 
 @_typing.final
-class WorkerMemory(_message.Message):
-    """The exact account of a worker's memory."""
+class RankMemory(_message.Message):
+    """The exact account of a worker's memory.
+    What one of the processes holds that share a model.
+    """
 
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DEVICE_FIELD_NUMBER: _builtins.int
+    PID_FIELD_NUMBER: _builtins.int
+    MLX_ACTIVE_BYTES_FIELD_NUMBER: _builtins.int
+    MLX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    MLX_PEAK_BYTES_FIELD_NUMBER: _builtins.int
+    RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    device: _builtins.str
+    pid: _builtins.int
+    mlx_active_bytes: _builtins.int
+    mlx_cache_bytes: _builtins.int
+    mlx_peak_bytes: _builtins.int
+    resident_bytes: _builtins.int
+    """Resident set of the process, as it counts it itself."""
+    def __init__(
+        self,
+        *,
+        device: _builtins.str = ...,
+        pid: _builtins.int = ...,
+        mlx_active_bytes: _builtins.int = ...,
+        mlx_cache_bytes: _builtins.int = ...,
+        mlx_peak_bytes: _builtins.int = ...,
+        resident_bytes: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["device", b"device", "mlx_active_bytes", b"mlx_active_bytes", "mlx_cache_bytes", b"mlx_cache_bytes", "mlx_peak_bytes", b"mlx_peak_bytes", "pid", b"pid", "resident_bytes", b"resident_bytes"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___RankMemory: _TypeAlias = RankMemory  # noqa: Y015
+
+@_typing.final
+class WorkerMemory(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCOUNTS_FIELD_NUMBER: _builtins.int
@@ -477,6 +514,7 @@ class WorkerMemory(_message.Message):
     UNACCOUNTED_BYTES_FIELD_NUMBER: _builtins.int
     DEVICES_FIELD_NUMBER: _builtins.int
     RESIDENT_BYTES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     total_bytes: _builtins.int
     """The sum of the accounts."""
     mlx_active_bytes: _builtins.int
@@ -491,6 +529,12 @@ class WorkerMemory(_message.Message):
     def accounts(self) -> _containers.RepeatedCompositeFieldContainer[Global___MemoryAccount]: ...
     @_builtins.property
     def devices(self) -> _containers.RepeatedCompositeFieldContainer[Global___DeviceMemory]: ...
+    @_builtins.property
+    def ranks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RankMemory]:
+        """Where several processes share the model: each of them, the first one's own figures being those
+        above. Empty for a process alone.
+        """
+
     def __init__(
         self,
         *,
@@ -502,10 +546,11 @@ class WorkerMemory(_message.Message):
         unaccounted_bytes: _builtins.int = ...,
         devices: _abc.Iterable[Global___DeviceMemory] | None = ...,
         resident_bytes: _builtins.int = ...,
+        ranks: _abc.Iterable[Global___RankMemory] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "devices", b"devices", "mlx_active_bytes", b"mlx_active_bytes", "mlx_cache_bytes", b"mlx_cache_bytes", "mlx_peak_bytes", b"mlx_peak_bytes", "resident_bytes", b"resident_bytes", "total_bytes", b"total_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["accounts", b"accounts", "devices", b"devices", "mlx_active_bytes", b"mlx_active_bytes", "mlx_cache_bytes", b"mlx_cache_bytes", "mlx_peak_bytes", b"mlx_peak_bytes", "ranks", b"ranks", "resident_bytes", b"resident_bytes", "total_bytes", b"total_bytes", "unaccounted_bytes", b"unaccounted_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

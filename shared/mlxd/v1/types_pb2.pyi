@@ -493,6 +493,7 @@ class LoadOptions(_message.Message):
     PRIORITY_FIELD_NUMBER: _builtins.int
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and completion together; default: the model's own maximum, or what fits."""
     rows_max: _builtins.int
@@ -507,6 +508,10 @@ class LoadOptions(_message.Message):
     prefix_cache_bytes: _builtins.int
     """Memory for snapshots of earlier prompts, so that a shared beginning is not evaluated again; 0
     keeps none. Default: a twentieth of the device's memory, or what fits.
+    """
+    ranks: _builtins.int
+    """Processes that share the model, a device of one machine each: 1, 2, 4 or 8. Default, and 0: one
+    where a device can hold the model, else as few as can. Refused if they cannot divide it.
     """
     @_builtins.property
     def sampling(self) -> Global___SamplingOptions:
@@ -528,10 +533,11 @@ class LoadOptions(_message.Message):
         priority: _builtins.int | None = ...,
         kv_format: Global___KvFormat.ValueType = ...,
         prefix_cache_bytes: _builtins.int | None = ...,
+        ranks: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_prefix_cache_bytes", b"_prefix_cache_bytes", "_priority", b"_priority", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "rows_max", b"rows_max", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_prefix_cache_bytes", b"_prefix_cache_bytes", "_priority", b"_priority", "_ranks", b"_ranks", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "ranks", b"ranks", "rows_max", b"rows_max", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_prefix_cache_bytes", b"_prefix_cache_bytes", "_priority", b"_priority", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "kv_format", b"kv_format", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "rows_max", b"rows_max", "sampling", b"sampling", "weights", b"weights"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_context_length", b"_context_length", "_pinned", b"_pinned", "_prefix_cache_bytes", b"_prefix_cache_bytes", "_priority", b"_priority", "_ranks", b"_ranks", "_rows_max", b"_rows_max", "context_length", b"context_length", "keep_alive", b"keep_alive", "kv_format", b"kv_format", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "priority", b"priority", "ranks", b"ranks", "rows_max", b"rows_max", "sampling", b"sampling", "weights", b"weights"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__context_length: _TypeAlias = _typing.Literal["context_length"]  # noqa: Y015
     _WhichOneofArgType__context_length: _TypeAlias = _typing.Literal["_context_length", b"_context_length"]  # noqa: Y015
@@ -541,6 +547,8 @@ class LoadOptions(_message.Message):
     _WhichOneofArgType__prefix_cache_bytes: _TypeAlias = _typing.Literal["_prefix_cache_bytes", b"_prefix_cache_bytes"]  # noqa: Y015
     _WhichOneofReturnType__priority: _TypeAlias = _typing.Literal["priority"]  # noqa: Y015
     _WhichOneofArgType__priority: _TypeAlias = _typing.Literal["_priority", b"_priority"]  # noqa: Y015
+    _WhichOneofReturnType__ranks: _TypeAlias = _typing.Literal["ranks"]  # noqa: Y015
+    _WhichOneofArgType__ranks: _TypeAlias = _typing.Literal["_ranks", b"_ranks"]  # noqa: Y015
     _WhichOneofReturnType__rows_max: _TypeAlias = _typing.Literal["rows_max"]  # noqa: Y015
     _WhichOneofArgType__rows_max: _TypeAlias = _typing.Literal["_rows_max", b"_rows_max"]  # noqa: Y015
     @_typing.overload
@@ -551,6 +559,8 @@ class LoadOptions(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType__prefix_cache_bytes) -> _WhichOneofReturnType__prefix_cache_bytes | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__priority) -> _WhichOneofReturnType__priority | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__ranks) -> _WhichOneofReturnType__ranks | None: ...
     @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__rows_max) -> _WhichOneofReturnType__rows_max | None: ...
 
@@ -637,6 +647,7 @@ class FitReport(_message.Message):
     KV_FORMAT_FIELD_NUMBER: _builtins.int
     PREFIX_CACHE_BYTES_FIELD_NUMBER: _builtins.int
     ABSENCES_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     model_digest: _builtins.str
     fits_now: _builtins.bool
@@ -656,6 +667,10 @@ class FitReport(_message.Message):
     rows_max: _builtins.int
     kv_format: Global___KvFormat.ValueType
     prefix_cache_bytes: _builtins.int
+    ranks: _builtins.int
+    """Processes that share the model, a device each: `device` names these, joined by "+". The terms,
+    need, budget, free memory and reserve are then those of one of them; all have equally much.
+    """
     @_builtins.property
     def terms(self) -> _containers.RepeatedCompositeFieldContainer[Global___FitTerm]: ...
     @_builtins.property
@@ -691,10 +706,11 @@ class FitReport(_message.Message):
         kv_format: Global___KvFormat.ValueType = ...,
         prefix_cache_bytes: _builtins.int = ...,
         absences: _abc.Iterable[Global___Absence] | None = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["absences", b"absences", "available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "context_length", b"context_length", "device", b"device", "fits_ever", b"fits_ever", "fits_now", b"fits_now", "kv_format", b"kv_format", "model", b"model", "model_digest", b"model_digest", "need_bytes", b"need_bytes", "prefix_cache_bytes", b"prefix_cache_bytes", "reserve_bytes", b"reserve_bytes", "rows_max", b"rows_max", "suggestions", b"suggestions", "terms", b"terms", "weights", b"weights", "would_evict", b"would_evict"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["absences", b"absences", "available_bytes", b"available_bytes", "budget_bytes", b"budget_bytes", "context_length", b"context_length", "device", b"device", "fits_ever", b"fits_ever", "fits_now", b"fits_now", "kv_format", b"kv_format", "model", b"model", "model_digest", b"model_digest", "need_bytes", b"need_bytes", "prefix_cache_bytes", b"prefix_cache_bytes", "ranks", b"ranks", "reserve_bytes", b"reserve_bytes", "rows_max", b"rows_max", "suggestions", b"suggestions", "terms", b"terms", "weights", b"weights", "would_evict", b"would_evict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -769,6 +785,7 @@ class Model(_message.Message):
     HAS_CHAT_TEMPLATE_FIELD_NUMBER: _builtins.int
     PREFIX_RELOAD_FIELD_NUMBER: _builtins.int
     HAS_VISION_FIELD_NUMBER: _builtins.int
+    RANKS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name it is served under."""
     digest: _builtins.str
@@ -812,6 +829,10 @@ class Model(_message.Message):
     """Whether its files have a chat template."""
     has_vision: _builtins.bool
     """Whether it sees the images of a chat's messages; requests that show any to others are refused."""
+    ranks: _builtins.int
+    """Processes that share it, a device each: `device` names these, joined by "+"; 0 while it is not
+    loaded.
+    """
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -865,10 +886,11 @@ class Model(_message.Message):
         has_chat_template: _builtins.bool = ...,
         prefix_reload: _duration_pb2.Duration | None = ...,
         has_vision: _builtins.bool = ...,
+        ranks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_sampling", b"effective_sampling", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "prefix_reload", b"prefix_reload", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "has_vision", b"has_vision", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_reload", b"prefix_reload", "priority", b"priority", "progress", b"progress", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "has_vision", b"has_vision", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_reload", b"prefix_reload", "priority", b"priority", "progress", b"progress", "ranks", b"ranks", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

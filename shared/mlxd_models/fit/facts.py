@@ -100,6 +100,20 @@ class ModelFacts:
     """What is packed while loading, where that is asked for."""
     sight: SightSizes | None = None
     """How it sees; None: it reads text alone."""
+    parts: Mapping[int, ModelFacts] = field(default_factory=dict)
+    """What one rank has of it, by how many share it."""
+    undivided: Mapping[tuple[int, Weights], str] = field(default_factory=dict)
+    """Why so many ranks cannot share it with its weights in a form."""
+
+    def of_ranks(self, ranks: int) -> ModelFacts:
+        """Return the facts of what one of so many ranks has: of 1 all."""
+        return self if ranks == 1 else self.parts.get(ranks, self)
+
+    def division_problem(self, ranks: int, weights: Weights) -> str | None:
+        """Return why so many ranks cannot share it with its weights in a form, if they cannot."""
+        if ranks == 1 or (ranks in self.parts and (ranks, weights) not in self.undivided):
+            return None
+        return self.undivided.get((ranks, weights), f"it is not divided over {ranks} ranks")
 
     def unpacked_of(self, weights: Weights) -> int:
         """Return the most values that are unpacked at once in such a life."""

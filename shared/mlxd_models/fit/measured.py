@@ -1,8 +1,8 @@
 """What loads were measured to take, in place of what was reckoned. Pure.
 
 Invariants:
-- Figures hold for one model and one way to live: the form of its weights, context, rows, and the
-  form of keys and values. Of another way nothing is known.
+- Figures hold for one model and one way to live: the form of its weights, context, rows, the form
+  of keys and values, and how many ranks share it. Of another way nothing is known.
 - They replace what cannot grow: weights, the process. Keys and values that are not used yet, and
   snapshots, stay promised; activations are never less than reckoned.
 - Of figures of one way the largest count: a worker that was measured later had done more.

@@ -23,6 +23,10 @@ def check_options(facts: ModelFacts, spec: LoadSpec, *, exact: bool = True) -> N
     problem = facts.caches.kv_format_problem(spec.kv_format)
     if problem is not None:
         raise InvalidRequest.of("options.kv_format", problem)
+    if spec.ranks is not None:
+        problem = facts.division_problem(spec.ranks, spec.weights)
+        if problem is not None:
+            raise InvalidRequest.of("options.ranks", f"{spec.ranks}: {problem}")
     if not exact:
         return
     vocab = facts.passes.vocab

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from mlxd_shared import config
-from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.devices import JOINT, DeviceKind
 from mlxd_shared.domain.requests import KVFormat, Weights
 
 WEIGHTS_TERM = "weights"
@@ -50,11 +52,23 @@ class Device:
     """How many models can live there, whatever they take; None: as many as fit."""
     workers: tuple[str, ...] = ()
     """Names of the workers that somebody else starts there; (): the controller starts its own."""
+    members: tuple[str, ...] = ()
+    """Of a group that ranks share: each rank's device; the figures are then one rank's."""
 
     @property
     def on_cpu(self) -> bool:
         """Whether a CPU runs the products."""
         return self.kind is DeviceKind.CPU
+
+    @property
+    def ranks(self) -> int:
+        """How many processes share a model there: one for each member of a group."""
+        return len(self.members) or 1
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """The devices that it consists of, by name, and how many ranks each has."""
+        return Counter(self.members or (self.name,))
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +89,7 @@ class Choice:
     rows_max: int
     kv_format: KVFormat
     prefix_bytes: int | None
+    ranks: int = 1
 
     @property
     def way(self) -> Choice:
@@ -84,11 +99,29 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How a model would live on a device, and what that needs."""
+    """How a model would live on a device, or on each of a group's, and what that needs.
 
-    device: str
+    `devices` has one for each rank, and what is said of bytes, a prefix cache's among them, is one
+    rank's: all have equally much.
+    """
+
+    devices: tuple[str, ...]
     choice: Choice
     terms: tuple[Term, ...]
+
+    @property
+    def device(self) -> str:
+        """The name of the device, or of the group."""
+        return JOINT.join(self.devices)
+
+    @property
+    def ranks(self) -> int:
+        """How many processes share the model."""
+        return len(self.devices)
+
+    def need_on(self, device: str) -> int:
+        """Return what all its ranks need on the device of this name."""
+        return self.need_bytes * self.devices.count(device)
 
     @property
     def weights(self) -> Weights:

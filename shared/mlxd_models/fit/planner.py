@@ -73,6 +73,7 @@ def _longest(
         rows_max=spec.rows_max or config.ROWS_MAX_DEFAULT,
         kv_format=spec.kv_format or KVFormat.MODEL,
         prefix_bytes=spec.prefix_cache_nbytes,
+        ranks=device.ranks,
     )
     plan = correct(reckon(facts, device, choice), known)
     if spec.context_length is not None:

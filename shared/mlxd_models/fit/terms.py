@@ -32,7 +32,8 @@ TOKENIZER_FACTOR = 13
 
 
 def reckon(facts: ModelFacts, device: plan.Device, choice: plan.Choice) -> plan.Plan:
-    """Return the plan with exactly these choices, whether it fits or not."""
+    """Return the plan with exactly these choices, whether it fits or not; of ranks one's part."""
+    facts = facts.of_ranks(choice.ranks)
     form = form_of_numbers(choice.weights, on_cpu=device.on_cpu)
     item_bytes = facts.item_bytes if form is None else form.nbytes
     kv = _kv(facts, choice, item_bytes=item_bytes, on_cpu=device.on_cpu)
@@ -46,7 +47,8 @@ def reckon(facts: ModelFacts, device: plan.Device, choice: plan.Choice) -> plan.
     )
     free_bytes = device.budget_bytes - sum(term.nbytes for term in rest)
     prefix = _prefix(device, choice, free_bytes=free_bytes)
-    return plan.Plan(device.name, choice, (*rest[:2], prefix, *rest[2:]))
+    devices = device.members or (device.name,) * choice.ranks
+    return plan.Plan(devices, choice, (*rest[:2], prefix, *rest[2:]))
 
 
 def form_of_numbers(weights: Weights, *, on_cpu: bool) -> FloatType | None:

@@ -7,6 +7,9 @@ from enum import StrEnum
 CUDA_BACKENDS = ("mlx-cuda-12", "mlx-cuda-13")
 """MLX's distributions for NVIDIA's GPUs."""
 
+JOINT = "+"
+"""What stands between the names of a group's devices, one for each rank, in its own."""
+
 
 class DeviceKind(StrEnum):
     """What runs the products."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from mlxd_shared.domain.devices import JOINT
 from mlxd_shared.domain.requests import KVFormat, SamplingOptions, Weights
 
 
@@ -51,6 +52,18 @@ class MemoryAccount:
 
 
 @dataclass(frozen=True, slots=True)
+class RankMemory:
+    """What one of the processes holds that share a model."""
+
+    device: str = ""
+    pid: int = 0
+    mlx_active_nbytes: int = 0
+    mlx_cache_nbytes: int = 0
+    mlx_peak_nbytes: int = 0
+    resident_nbytes: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class WorkerMemory:
     """What a worker holds: by its own accounts, by MLX, and by the system.
 
@@ -67,6 +80,8 @@ class WorkerMemory:
     """What MLX has in use beyond the accounts; below 0 where it has less."""
     devices: Mapping[str, int] = field(default_factory=dict)
     resident_nbytes: int = 0
+    ranks: tuple[RankMemory, ...] = ()
+    """Where several processes share the model: each of them."""
 
     @property
     def mlx_nbytes(self) -> int:
@@ -167,7 +182,9 @@ class WorkerFigures:
 
     @property
     def device(self) -> str:
-        """The device on which the model lives, as the worker reports; "" if it does not."""
+        """The device, or group, on which the model lives, as the worker reports; "": none."""
+        if self.memory.ranks:
+            return JOINT.join(rank.device for rank in self.memory.ranks)
         return next(iter(self.memory.devices), "")
 
     @property

@@ -244,6 +244,8 @@ class LoadSpec:
     kv_format: KVFormat | None = None
     prefix_cache_nbytes: int | None = None
     """What snapshots of former prompts may take; 0 keeps none."""
+    ranks: int | None = None
+    """How many processes share the model, a device each."""
 
 
 def check_range(field: str, value: float | None, low: float, high: float) -> list[FieldViolation]:
@@ -304,11 +306,15 @@ def load_violations(spec: LoadSpec, *, prefix: str) -> list[FieldViolation]:
         ("rows_max", spec.rows_max, 1, config.ROWS_MAX_LIMIT),
         ("prefix_cache_bytes", spec.prefix_cache_nbytes, 0, config.PREFIX_CACHE_BYTES_LIMIT),
     )
-    return [
+    violations = [
         bad
         for name, value, low, high in bounds
         for bad in check_range(f"{prefix}.{name}", value, low, high)
     ]
+    if spec.ranks is not None and spec.ranks not in config.RANKS_SERVED:
+        served = ", ".join(map(str, config.RANKS_SERVED))
+        violations.append(FieldViolation(f"{prefix}.ranks", f"{spec.ranks} is not one of {served}"))
+    return violations
 
 
 def merge(*layers: SamplingOptions) -> SamplingOptions:

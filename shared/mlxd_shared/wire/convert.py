@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 
 from google.protobuf import json_format
@@ -247,6 +248,7 @@ def load_from_pb(pb: types_pb2.LoadOptions) -> LoadSpec:
         limit = f"at most {config.LOGIT_BIAS_MAX} ids"
         raise InvalidRequest.of("options.sampling.logit_bias", limit)
     spec = read(LoadSpec, pb)
+    spec = replace(spec, ranks=spec.ranks or None)
     violations = [
         *sampling_violations(spec.sampling, prefix="options.sampling"),
         *_keep_alive_violations(pb.keep_alive, "options.keep_alive"),

@@ -156,7 +156,7 @@ class Conversation:
     def _check_actions(self, before: State, wanted: tuple[a.Action, ...]) -> None:
         lost = {device.name for device in self.state.devices if device.lost}
         for model in before.models.values():
-            if model.plan is not None and model.plan.device in lost:
+            if model.plan is not None and not lost.isdisjoint(model.plan.devices):
                 sent = [action for action in wanted if getattr(action, "worker", 0) == model.worker]
                 assert not sent, "something was sent to a lost machine"
         for action in wanted:
@@ -205,7 +205,8 @@ def check_state(state: State) -> None:
         _check_device(state, device)
     for queued in (queued for _, queued in state.queue()):
         present = {device.name for device in state.devices if not device.lost}
-        assert {plan.device for plan in queued.plans} <= present, "it waits for a lost device"
+        homes = {name for plan in queued.plans for name in plan.devices}
+        assert homes <= present, "it waits for a lost device"
 
 
 def _surplus(model: Model) -> bool:
@@ -221,5 +222,5 @@ def _check_device(state: State, device: Device) -> None:
     assert not (here and device.lost), "something lives on a lost device"
     loading = [model for model in here if isinstance(model.phase, phases.Loading)]
     assert device.kind == "cpu" or len(loading) <= 1, "two loads at once on one GPU"
-    surplus_bytes = sum(model.reserved_bytes for model in here if _surplus(model))
+    surplus_bytes = sum(model.reserved_on(device.name) for model in here if _surplus(model))
     assert state.reserved_on(device) - surplus_bytes <= device.budget_bytes, "overcommitted"

@@ -197,12 +197,13 @@ def test_other_options_for_a_loaded_model_are_refused_by_name() -> None:
         sampling=SamplingOptions(top_k=3),
         kv_format=KVFormat.Q8,
         prefix_cache_nbytes=5,
+        ranks=2,
     )
     error = talk.refusal(talk.load("m", other)[0])
     assert isinstance(error, InvalidRequest)
     assert [violation.field for violation in error.violations] == [
         "options.context_length", "options.rows_max", "options.weights", "options.kv_format",
-        "options.prefix_cache_bytes", "options.sampling",
+        "options.prefix_cache_bytes", "options.ranks", "options.sampling",
     ]  # fmt: skip
 
 

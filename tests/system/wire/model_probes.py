@@ -142,6 +142,21 @@ async def validate_only_reckons(wire: Wire) -> None:
     assert packed.fit.kv_format == types_pb2.KV_FORMAT_Q4
 
 
+@covering("LoadOptions.ranks")
+async def ranks_are_reckoned_with(wire: Wire) -> None:
+    """Two take the CPU twice, each with its part; as many as no load may ask for are refused."""
+    await unload(wire, wire.model)
+    request = model_pb2.LoadModelRequest(model=wire.model, validate_only=True)
+    (alone,) = await load(wire, request)
+    request.options.ranks = 2
+    (both,) = await load(wire, request)
+    assert (alone.fit.ranks, both.fit.ranks) == (1, 2)
+    assert both.fit.device == f"{alone.fit.device}+{alone.fit.device}"
+    assert _terms(both.fit)["weights"] < _terms(alone.fit)["weights"]
+    request.options.ranks = 3
+    assert isinstance(await refusal(load(wire, request)), InvalidRequest)
+
+
 def _terms(fit: types_pb2.FitReport) -> dict[str, int]:
     return {term.name: term.bytes for term in fit.terms}
 

@@ -64,6 +64,9 @@ async def load_follows_its_orders(wire: Wire) -> None:
     )
     assert isinstance(await refusal(load(wire, request)), WrongWorker)
     request.worker_incarnation = await incarnation(wire)
+    request.options.ranks = 2  # this worker is one process
+    assert isinstance(await refusal(load(wire, request)), InvalidRequest)
+    request.options.ranks = 1
     messages = await load(wire, request)
     assert messages[-1].progress.stage == "ready"
     assert messages[-1].progress.bytes_read == messages[-1].progress.bytes_total > 0

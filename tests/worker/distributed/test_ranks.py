@@ -56,12 +56,17 @@ def test_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
         assert together["nbytes"] < share * alone["nbytes"]
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
-def test_a_lost_follower_ends_the_group(tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGKILL, ExitCode.RANK_KILLED), (signal.SIGSTOP, ExitCode.ENGINE_FAILED)],
+)
+def test_a_lost_follower_ends_the_group(
+    tmp_path: Path, number: signal.Signals, code: ExitCode
+) -> None:
     """Where a follower dies or stands still, its leader ends by itself, before it is done."""
     process = start(2, tmp_path / "out", "7", "20", str(int(number)))
     assert process.stdout is not None
     assert "hit\n" in iter(process.stdout.readline, "")
     _, errors = process.communicate(timeout=RUN_S)
-    assert process.returncode == ExitCode.ENGINE_FAILED, errors
+    assert process.returncode == code, errors
     assert not (tmp_path / "out").exists()

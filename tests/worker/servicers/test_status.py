@@ -121,7 +121,7 @@ async def test_memory_adds_up(started: Started) -> None:
         unaccounted_nbytes=10,
     )
 
-    memory = memory_of(figures, device="gpu1", rss=999)
+    memory = memory_of(figures, devices=("gpu1",), rss=999)
 
     assert (memory.accounts, memory.total_nbytes) == (accounts, 120)
     assert memory.devices == {"gpu1": 120}

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Final, NoReturn
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ShuttingDown
+from mlxd_shared.domain.figures import RankMemory
 from mlxd_shared.ops.heap import keep_heap_trimmed
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.distributed.checks import mark_of
@@ -29,6 +30,7 @@ from mlxd_worker.distributed.frames import (
     Wire,
     WireBroken,
     load_of,
+    pack_memory,
     real_of,
     submit_of,
     whole_of,
@@ -55,6 +57,8 @@ class Calls:
         self._wire = wire
         self._frames: queue.SimpleQueue[Frame] = queue.SimpleQueue()
         self._over = threading.Event()
+        self.measure: Callable[[], RankMemory] | None = None
+        """Returns what this rank holds; None before MLX is there."""
         threading.Thread(target=self._listen, name="leader", daemon=True).start()
         threading.Thread(target=self._beat, name="beat", daemon=True).start()
 
@@ -65,6 +69,11 @@ class Calls:
     def answer(self, kind: FrameKind) -> None:
         """Tell the leader."""
         self._wire.send(kind)
+
+    def beat(self) -> None:
+        """Tell the leader that this rank lives, and what it holds; raises WireBroken."""
+        measure = self.measure
+        self._wire.send(FrameKind.BEAT, b"" if measure is None else pack_memory(measure()))
 
     def now_s(self) -> float:
         """Return the leader's clock, as it read it here."""
@@ -96,7 +105,7 @@ class Calls:
     def _beat(self) -> None:
         try:
             while not self._over.wait(config.RANK_BEAT_S):
-                self._wire.send(FrameKind.BEAT)
+                self.beat()
         except WireBroken as error:
             _end(f"the leader: {error}")
 
@@ -105,12 +114,14 @@ def follow(wire: Wire, *, rank: int, ranks: int, device: DeviceKind) -> NoReturn
     """Meet the other ranks and follow until the process ends; imports MLX."""
     calls = Calls(wire)
     try:
-        from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - MLX, after its environment
+        # MLX comes after its environment.
+        from mlxd_worker.thread.host import ModelHost, rank_memory  # noqa: PLC0415
 
         gc.freeze()  # what was imported stays: a full collection would keep all ranks waiting
         calls.answer(FrameKind.JOINING)
         share = join_group(rank, ranks, device)
         host = ModelHost(device=device, share=share, readings=calls)
+        calls.measure = rank_memory
         threading.Thread(target=_trim, args=(host,), name="heap", daemon=True).start()
         while True:
             _perform(host, calls)
@@ -126,7 +137,9 @@ def _trim(host: ModelHost) -> None:
 def _perform(host: ModelHost, calls: Calls) -> None:
     frame = calls.next()
     if frame.kind is FrameKind.LOAD:
-        calls.answer(FrameKind.LOADED if _loads(host, frame) else FrameKind.REFUSED)
+        loaded = _loads(host, frame)
+        calls.beat()
+        calls.answer(FrameKind.LOADED if loaded else FrameKind.REFUSED)
         return
     if frame.kind not in _CALLS:
         raise Differs(f"no call begins with {frame.kind.name}")

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import queue
+import signal
 import socket
 import subprocess
 import sys
@@ -21,12 +22,15 @@ from typing import NoReturn
 
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.figures import RankMemory
 from mlxd_shared.ops.logs import get_logger
-from mlxd_worker.distributed.frames import FrameKind, Wire, WireBroken
+from mlxd_worker.distributed.frames import FrameKind, Wire, WireBroken, memory_of
 from mlxd_worker.distributed.group import Group
 from mlxd_worker.distributed.patience import LOOK_S, Patience
 from mlxd_worker.process.exit_code import ExitCode
 
+END_SEEN_S = 1.0
+"""How long the system may take to tell of an end after it has closed the wire."""
 _log = get_logger("ranks")
 
 
@@ -47,6 +51,8 @@ class Followers:
         self._given_up = threading.Event()
         self._wires: dict[int, Wire] = {}
         self._processes: list[subprocess.Popen[bytes]] = []
+        self.memory: dict[int, RankMemory] = {}
+        """What each said last that it holds."""
         self._patience = Patience(time.monotonic())
         self._patience.begin(config.RANK_JOIN_S)
         for rank in range(1, group.ranks):
@@ -61,6 +67,7 @@ class Followers:
                     stdin=subprocess.DEVNULL,
                 )
             self._processes.append(process)
+            self.memory[rank] = RankMemory(pid=process.pid)
             self._wires[rank] = Wire(own)
             self._start(self._listen, rank, process)
         self._start(self._watch)
@@ -115,14 +122,14 @@ class Followers:
         for process in self._processes:
             process.kill()
 
-    def fail(self, reason: str) -> NoReturn:
+    def fail(self, reason: str, code: ExitCode = ExitCode.ENGINE_FAILED) -> NoReturn:
         """End all ranks at once: kernels may wait for those that are gone, for ever.
 
         One that is stopped would not see that its leader has ended.
         """
         _log.critical("the ranks end", reason=reason)
         self.give_up()
-        os._exit(ExitCode.ENGINE_FAILED)
+        os._exit(code)
 
     def _start(self, act: Callable[..., None], *arguments: object) -> None:
         threading.Thread(target=act, args=arguments, name="ranks", daemon=True).start()
@@ -130,8 +137,11 @@ class Followers:
     def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
         try:
             while True:
-                kind = self._wires[rank].receive().kind
+                frame = self._wires[rank].receive()
+                kind = frame.kind
                 self._patience.hear(rank)
+                if kind is FrameKind.BEAT and (memory := memory_of(frame)) is not None:
+                    self.memory[rank] = memory
                 if kind is FrameKind.JOINING:
                     self._joining.put(rank)
                 if kind is FrameKind.REFUSED:
@@ -142,10 +152,20 @@ class Followers:
         except WireBroken:
             if self._given_up.is_set():
                 return
-            code = process.poll()
-            self.fail(f"rank {rank} is gone" + ("" if code is None else f", exit code {code}"))
+            code = _code_of(process)
+            problem = f"rank {rank} is gone" + ("" if code is None else f", exit code {code}")
+            killed = code == -signal.SIGKILL
+            self.fail(problem, ExitCode.RANK_KILLED if killed else ExitCode.ENGINE_FAILED)
 
     def _watch(self) -> None:
         while not self._given_up.wait(LOOK_S):
             if problem := self._patience.look(time.monotonic()):
                 self.fail(problem)
+
+
+def _code_of(process: subprocess.Popen[bytes]) -> int | None:
+    """Return the exit code of one whose wire has just ended; None: it lives, as far as one sees."""
+    try:
+        return process.wait(timeout=END_SEEN_S)
+    except subprocess.TimeoutExpired:
+        return None

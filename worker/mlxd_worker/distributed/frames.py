@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from mlxd_shared import config
+from mlxd_shared.domain.figures import RankMemory
 from mlxd_shared.domain.requests import (
     KVFormat,
     LoadSpec,
@@ -32,10 +33,11 @@ from mlxd_worker.thread.facts import LoadJob
 _HEAD: Final = struct.Struct(">BI")
 _REAL: Final = struct.Struct(">d")
 _WHOLE: Final = struct.Struct(">q")
+_MEMORY: Final = struct.Struct(">5q")
 
 
 class FrameKind(IntEnum):
-    """What a frame says; from the leader but for the last four."""
+    """What a frame says; from the leader but for the last four. A BEAT has what its rank holds."""
 
     LOAD = 1
     SUBMIT = 2
@@ -127,6 +129,30 @@ def pack_whole(value: int) -> bytes:
 def whole_of(frame: Frame) -> int:
     """Return the number that a frame consists of."""
     return int(_WHOLE.unpack(frame.body)[0])
+
+
+def pack_memory(memory: RankMemory) -> bytes:
+    """Return what a rank holds, but for its device's name, as a body."""
+    return _MEMORY.pack(
+        memory.pid,
+        memory.mlx_active_nbytes,
+        memory.mlx_cache_nbytes,
+        memory.mlx_peak_nbytes,
+        memory.resident_nbytes,
+    )
+
+
+def memory_of(frame: Frame) -> RankMemory | None:
+    """Return what a BEAT says that its rank holds; None: it has no MLX yet.
+
+    Raises:
+        WireBroken: it says something else.
+    """
+    if not frame.body:
+        return None
+    if len(frame.body) != _MEMORY.size:
+        raise WireBroken(f"{frame.kind.name}: {len(frame.body)} bytes")
+    return RankMemory("", *_MEMORY.unpack(frame.body))
 
 
 class Deaf:

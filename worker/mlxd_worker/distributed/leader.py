@@ -26,7 +26,7 @@ from mlxd_shared.domain.errors import (
     MlxdError,
     ShuttingDown,
 )
-from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.figures import LoadProgress, RankMemory
 from mlxd_worker.distributed.checks import mark_of
 from mlxd_worker.distributed.followers import Followers
 from mlxd_worker.distributed.frames import (
@@ -39,7 +39,7 @@ from mlxd_worker.distributed.frames import (
 from mlxd_worker.distributed.group import Group, join_group
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.thread.facts import Loaded, LoadJob, Report
-from mlxd_worker.thread.host import ModelHost
+from mlxd_worker.thread.host import ModelHost, rank_memory
 from mlxd_worker.thread.readings import LOCAL
 
 FOLLOWER: Final = "mlxd_worker.distributed"
@@ -105,6 +105,7 @@ class LeaderHost(ModelHost):
         self._followers.meet()
         self._sent = SentReadings(self._followers)
         self._steps = 0
+        self._others = range(1, group.ranks)
         super().__init__(device=device, share=share, readings=self._sent)
 
     def load(self, job: LoadJob, report: Report) -> Loaded:
@@ -178,6 +179,11 @@ class LeaderHost(ModelHost):
         """Release what is kept for later streams, on all ranks."""
         with self._call(FrameKind.REST):
             super().rest()
+
+    def ranks(self) -> tuple[RankMemory, ...]:
+        """Return what each rank holds: this one now, the others when they last said so."""
+        memory = self._followers.memory
+        return (rank_memory(), *(memory.get(rank, RankMemory()) for rank in self._others))
 
     @contextmanager
     def _call(self, kind: FrameKind, body: bytes = b"") -> Iterator[None]:

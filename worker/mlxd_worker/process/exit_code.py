@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from enum import IntEnum
 
+from mlxd_shared import config
+
 
 class ExitCode(IntEnum):
     """What the process's exit says."""
@@ -13,3 +15,4 @@ class ExitCode(IntEnum):
     CANNOT_START = 3
     LOAD_FAILED = 4
     ENGINE_FAILED = 70
+    RANK_KILLED = config.RANK_KILLED_CODE  # from outside, and so the whole group

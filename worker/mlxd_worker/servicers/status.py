@@ -20,6 +20,7 @@ import psutil
 
 from mlxd.v1 import status_pb2
 from mlxd_shared import config
+from mlxd_shared.domain.devices import JOINT, DeviceKind
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.figures import (
     MathLibrary,
@@ -126,7 +127,11 @@ def figures_of(worker: Worker, figures: Figures) -> WorkerFigures:
         math_library=MathLibrary(blas.name, blas.version, blas.threads, blas.reason),
         compiles=identity.backend.compile_allowed,
         fast_paths_off=tuple(f"{path.value}: {why}" for path, why in identity.off.items()),
-        memory=memory_of(figures, device=device_name(worker), rss=process.memory_info().rss),
+        memory=memory_of(
+            figures,
+            devices=device_names(worker, len(figures.ranks) or 1),
+            rss=process.memory_info().rss,
+        ),
         age_s=max(time.monotonic() - figures.at_s, 0.0),
         streams_running=figures.load.running,
         streams_waiting=figures.load.waiting,
@@ -159,8 +164,23 @@ def device_name(worker: Worker) -> str:
     return worker.identity.device or worker.identity.backend.kind.first_name
 
 
-def memory_of(figures: Figures, *, device: str, rss: int) -> WorkerMemory:
-    """Return the account of memory; `rss` is the process's resident set in bytes."""
+def device_names(worker: Worker, ranks: int) -> tuple[str, ...]:
+    """Return the name of each rank's device; without the controller's, by the kind and the rank."""
+    if ranks == 1:
+        return (device_name(worker),)
+    names = tuple(worker.identity.device.split(JOINT))
+    if len(names) == ranks:
+        return names
+    kind = worker.identity.backend.kind
+    return tuple(kind.first_name if kind is DeviceKind.CPU else f"gpu{at}" for at in range(ranks))
+
+
+def memory_of(figures: Figures, *, devices: tuple[str, ...], rss: int) -> WorkerMemory:
+    """Return the account of memory; `rss` is the process's resident set in bytes.
+
+    devices: of each rank, which all hold equally much.
+    """
+    named = zip(devices, figures.ranks, strict=False)
     total_nbytes = sum(account.nbytes for account in figures.accounts)
     return WorkerMemory(
         accounts=figures.accounts,
@@ -169,6 +189,7 @@ def memory_of(figures: Figures, *, device: str, rss: int) -> WorkerMemory:
         mlx_cache_nbytes=figures.mlx_cache_nbytes,
         mlx_peak_nbytes=figures.mlx_peak_nbytes,
         unaccounted_nbytes=figures.unaccounted_nbytes,
-        devices={device: total_nbytes},
+        devices={name: total_nbytes * devices.count(name) for name in devices},
         resident_nbytes=rss,
+        ranks=tuple(replace(rank, device=name) for name, rank in named),
     )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxd_shared.blocks.sealing import DiskKey
-from mlxd_shared.domain.figures import LoadProgress, MemoryAccount, PrefixDisk
+from mlxd_shared.domain.figures import LoadProgress, MemoryAccount, PrefixDisk, RankMemory
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, SamplingOptions, Weights
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import Constraints
@@ -117,3 +117,5 @@ class Figures:
     """Whether the resident model's caches can take wrong guesses back."""
     unaccounted_nbytes: int = 0
     """MLX's active bytes less the accounts, when the engine was last idle."""
+    ranks: tuple[RankMemory, ...] = ()
+    """What each process holds that shares the model; their devices have no names here."""

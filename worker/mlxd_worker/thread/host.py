@@ -9,15 +9,18 @@ Invariants:
 from __future__ import annotations
 
 import gc
+import os
 import time
 import traceback
 from collections.abc import Callable
 
 import mlx.core as mx
+import psutil
 
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError, ModelNotFound
+from mlxd_shared.domain.figures import RankMemory
 from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
@@ -239,7 +242,12 @@ class ModelHost:
             prefix_reload_s=resident.prefix.reload_s if resident else 0.0,
             can_guess=engine is not None and engine.can_guess,
             unaccounted_nbytes=self._unaccounted_nbytes,
+            ranks=self.ranks(),
         )
+
+    def ranks(self) -> tuple[RankMemory, ...]:
+        """Return what each process holds that shares the model; () for one alone."""
+        return ()
 
     def share_disk(self, nbytes: int, applied: Callable[[], None]) -> None:
         """Have what is on disk take at most so much; `applied` is called, on any thread, then."""
@@ -265,6 +273,17 @@ class ModelHost:
         trim_heap()
         self._unaccounted_nbytes = audit.unaccounted_nbytes
         return audit
+
+
+def rank_memory() -> RankMemory:
+    """Return what this process holds; on any thread."""
+    return RankMemory(
+        pid=os.getpid(),
+        mlx_active_nbytes=mx.get_active_memory(),
+        mlx_cache_nbytes=mx.get_cache_memory(),
+        mlx_peak_nbytes=mx.get_peak_memory(),
+        resident_nbytes=psutil.Process().memory_info().rss,
+    )
 
 
 def _figures_of(counts: PrefixCounts) -> PrefixFigures:

@@ -9,7 +9,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from queue import SimpleQueue
@@ -31,7 +31,7 @@ from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared import config
 from mlxd_shared.config import SPECULATION_DEPTH_DEFAULT
 from mlxd_shared.domain.devices import DeviceKind
-from mlxd_shared.domain.errors import InvalidModel, MlxdError
+from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
 from mlxd_shared.ops.logs import get_logger
@@ -106,7 +106,7 @@ def make_resident(
     report(LoadProgress("starting"))
     files = inspect_model(stored := files_of(job.path))
     own = _part_of(files, job.spec, share)
-    check_options(model_facts := facts_of(own), job.spec)
+    check_options(model_facts := facts_of(own), replace(job.spec, ranks=None))
     tokenizer, template = load_tokenizer(stored), read_template(stored)
     sight = read_sight(stored, files.footprint.sight)
     sampling = merge(job.spec.sampling, read_generation_defaults(stored), DEFAULTS)
@@ -178,6 +178,9 @@ def _read_model(
 
 def _part_of(files: Description, spec: LoadSpec, share: Share | None) -> Description:
     """Return the description of what is loaded here; raises where it cannot be divided so."""
+    ranks = 1 if share is None else share.ranks
+    if spec.ranks not in (None, ranks):
+        raise InvalidRequest.of("options.ranks", f"{spec.ranks}: this worker has {ranks}")
     if share is None:
         return files
     check_divides(files, spec, share.ranks)

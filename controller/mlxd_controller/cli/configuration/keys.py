@@ -170,7 +170,7 @@ _OF_MODELS = (
     Key("prefix_cache", "", Kind.SIZE),
     Key("keep_alive", "", Kind.DURATION),
     Key("pin", "", Kind.FLAG),
-    *(Key(name, "", Kind.WHOLE) for name in ("context", "rows", "priority")),
+    *(Key(name, "", Kind.WHOLE) for name in ("context", "rows", "priority", "ranks")),
     *(
         Key(name, "", Kind.WHOLE if name in WHOLE_OPTIONS else Kind.NUMBER)
         for name in SAMPLING_RANGES

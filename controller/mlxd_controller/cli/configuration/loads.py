@@ -78,4 +78,5 @@ def _spec_of(table: Mapping[str, Any]) -> r.LoadSpec:
         priority=table.get("priority"),
         kv_format=r.KVFormat(table["kv_format"]) if "kv_format" in table else None,
         prefix_cache_nbytes=parse_bytes(table["prefix_cache"]) if "prefix_cache" in table else None,
+        ranks=table.get("ranks") or None,
     )

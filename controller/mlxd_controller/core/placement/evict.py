@@ -9,6 +9,7 @@ Invariants:
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -16,6 +17,8 @@ from typing import TypeAlias
 from mlxd_shared import config
 
 Rank: TypeAlias = tuple[float, int, float, tuple[str, ...]]
+Amounts: TypeAlias = tuple[int, ...]
+"""Bytes and places in turn, of one device after the other."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,24 +34,39 @@ class Victim:
     """Higher stays longer."""
     places: int = 1
     """How many places it leaves on the device in question: 0 where it lives elsewhere."""
+    beyond: tuple[tuple[int, int], ...] = ()
+    """Bytes and places that it leaves on further devices, where all of a group are in question."""
+
+    @property
+    def frees(self) -> Amounts:
+        """What it leaves, bytes and places, device by device."""
+        return _flatten(self.nbytes, self.places, self.beyond)
+
+
+def _flatten(nbytes: int, places: int, beyond: tuple[tuple[int, int], ...]) -> Amounts:
+    return (nbytes, places, *(amount for pair in beyond for amount in pair))
 
 
 @dataclass(frozen=True, slots=True)
 class Lack:
-    """What is to be had: bytes, models, and models of the device in question."""
+    """What is to be had: models, and bytes and places of each device in question."""
 
-    nbytes: int
+    amounts: Amounts
     slots: int
-    places: int = 0
 
-    def is_met(self, nbytes: int, slots: int, places: int) -> bool:
+    def is_met(self, amounts: Amounts, slots: int) -> bool:
         """Return whether so much is enough."""
-        return nbytes >= self.nbytes and slots >= self.slots and places >= self.places
+        return slots >= self.slots and not any(map(operator.lt, amounts, self.amounts))
 
     def is_met_by(self, victims: Collection[Victim]) -> bool:
         """Return whether nothing is lacking when these have gone."""
-        freed_bytes = sum(victim.nbytes for victim in victims)
-        return self.is_met(freed_bytes, len(victims), sum(victim.places for victim in victims))
+        return self.is_met(self.sum_of(victims), len(victims))
+
+    def sum_of(self, victims: Collection[Victim]) -> Amounts:
+        """Return what these leave together."""
+        if not victims:
+            return (0,) * len(self.amounts)
+        return tuple(map(sum, zip(*(victim.frees for victim in victims), strict=True)))
 
 
 def dearness(chosen: tuple[Victim, ...]) -> tuple[int, Rank]:
@@ -65,13 +83,16 @@ def choose(
     shortfall_bytes: int,
     shortfall_slots: int,
     shortfall_places: int = 0,
+    shortfall_beyond: tuple[tuple[int, int], ...] = (),
 ) -> tuple[Victim, ...] | None:
     """Return the cheapest sufficient set, or None where all together are too few.
 
+    shortfall_beyond: bytes and places of further devices, in the order of the victims' `beyond`.
     Among equally cheap sets the smaller goes, then the one that was used longest ago, then the one
     whose digests come first.
     """
-    lack = Lack(shortfall_bytes, shortfall_slots, shortfall_places)
+    amounts = _flatten(shortfall_bytes, shortfall_places, shortfall_beyond)
+    lack = Lack(amounts, shortfall_slots)
     for priority in sorted({victim.priority for victim in victims}) or (0,):
         offered = [victim for victim in victims if victim.priority <= priority]
         if lack.is_met_by(offered):
@@ -84,12 +105,13 @@ def _cheapest(victims: list[Victim], lack: Lack) -> tuple[Victim, ...]:
     by_density = sorted(victims, key=_density)
     greedy = _greedy(by_density, lack)
     search = _Search(by_density[: config.VICTIMS_SEARCHED_MAX], lack, greedy)
-    search.walk(0, (), 0, 0)
+    search.walk(0, (), (0,) * len(lack.amounts))
     return tuple(sorted(search.best, key=lambda v: (v.last_used_s, v.digest)))
 
 
 def _density(victim: Victim) -> tuple[float, float, str]:
-    return (victim.cost / max(1, victim.nbytes), victim.last_used_s, victim.digest)
+    nbytes = victim.nbytes + sum(freed for freed, _ in victim.beyond)
+    return (victim.cost / max(1, nbytes), victim.last_used_s, victim.digest)
 
 
 def _greedy(ordered: list[Victim], lack: Lack) -> tuple[Victim, ...]:
@@ -110,7 +132,7 @@ def _greedy(ordered: list[Victim], lack: Lack) -> tuple[Victim, ...]:
 class _Search:
     """Depth first through the subsets; whatever cannot become the best is cut off."""
 
-    __slots__ = ("_freeable", "_lack", "_places", "_victims", "best", "best_rank")
+    __slots__ = ("_freeable", "_lack", "_victims", "best", "best_rank")
 
     def __init__(self, victims: list[Victim], lack: Lack, known: tuple[Victim, ...]) -> None:
         self._victims = victims
@@ -118,28 +140,28 @@ class _Search:
         self.best = known
         self.best_rank = _rank(known)
         # What the candidates from each place on could free: none are tried where that is too few.
-        self._freeable = [0] * (len(victims) + 1)
-        self._places = [0] * (len(victims) + 1)
-        for at in range(len(victims) - 1, -1, -1):
-            self._freeable[at] = self._freeable[at + 1] + victims[at].nbytes
-            self._places[at] = self._places[at + 1] + victims[at].places
+        self._freeable = [lack.sum_of(victims[at:]) for at in range(len(victims) + 1)]
 
-    def walk(self, at: int, chosen: tuple[Victim, ...], freed: int, places: int) -> None:
-        """Extend `chosen`, which frees `freed` and `places`, by candidates from place `at` on."""
-        if self._lack.is_met(freed, len(chosen), places):
+    def walk(self, at: int, chosen: tuple[Victim, ...], freed: Amounts) -> None:
+        """Extend `chosen`, which leaves `freed`, by candidates from place `at` on."""
+        if self._lack.is_met(freed, len(chosen)):
             rank = _rank(chosen)
             if rank < self.best_rank:
                 self.best, self.best_rank = chosen, rank
             return
         left = len(self._victims) - at
-        most = (freed + self._freeable[at], len(chosen) + left, places + self._places[at])
-        if not left or not self._lack.is_met(*most):
+        most = _add(freed, self._freeable[at])
+        if not left or not self._lack.is_met(most, len(chosen) + left):
             return
         if sum(victim.cost for victim in chosen) > self.best_rank[0]:
             return
         victim = self._victims[at]
-        self.walk(at + 1, (*chosen, victim), freed + victim.nbytes, places + victim.places)
-        self.walk(at + 1, chosen, freed, places)
+        self.walk(at + 1, (*chosen, victim), _add(freed, victim.frees))
+        self.walk(at + 1, chosen, freed)
+
+
+def _add(amounts: Amounts, others: Amounts) -> Amounts:
+    return tuple(map(operator.add, amounts, others))
 
 
 def _rank(chosen: tuple[Victim, ...]) -> Rank:

@@ -3,6 +3,9 @@
 Invariants:
 - A plan is for one device. A model has one for each device whose whole budget holds it; without any
   it is too large, whoever is evicted.
+- Where no device that is there can hold it alone, and the number of its ranks is open, there is a
+  plan for each group of as few devices as can; likewise where that number is fixed. A group is one
+  home: all of its devices have room for their ranks, or none is taken.
 - Nothing lives on a lost device: a model that only lost ones could hold has no room until one is
   back. That it is too large is said only of one that those could not hold either.
 - A device that holds it only with less context than is useful is left out where others do better,
@@ -13,18 +16,19 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from mlxd_controller.core.phases import Queued
-from mlxd_controller.core.placement.room import Room, rooms_of, too_large
-from mlxd_controller.core.placement.victims import Short
+from mlxd_controller.core.placement.room import Room, room_in, rooms_of, too_large
+from mlxd_controller.core.placement.victims import Short, short_of
 from mlxd_controller.core.state import Model, State
 from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.groups import group_of, groups_of
 from mlxd_models.fit.measured import Known
 from mlxd_models.fit.plan import Device, Plan
 from mlxd_models.fit.planner import is_useful, plan_load
 from mlxd_shared import config
-from mlxd_shared.domain.errors import ModelTooLarge, NoRoom
+from mlxd_shared.domain.errors import InvalidRequest, ModelTooLarge, NoRoom
 from mlxd_shared.domain.requests import LoadSpec
 
 
@@ -34,17 +38,15 @@ class Line:
 
     claimed_bytes: Mapping[str, int]
     claimed_places: Mapping[str, int]
+    claimed_slots: int
+    awaited: frozenset[str]
+    """Devices on which no later load begins: a group waits there until all of it is at rest."""
     position: int
-
-    @property
-    def claimed_slots(self) -> int:
-        """Every claim is on a slot as well."""
-        return sum(self.claimed_places.values())
 
 
 @dataclass(frozen=True, slots=True)
 class Home:
-    """One device for one model: what is free on it for the model, and what it lacks.
+    """One device, or group, for one model: what is free there for it, or a rank, and what it lacks.
 
     `short` is negative, or 0, where nothing is lacking; `coming` is the same once all that is on
     its way out has gone.
@@ -69,16 +71,20 @@ class Home:
 
 def plans_for(
     model: Model, spec: LoadSpec, devices: tuple[Device, ...]
-) -> tuple[Plan, ...] | ModelTooLarge | NoRoom:
+) -> tuple[Plan, ...] | InvalidRequest | ModelTooLarge | NoRoom:
     """Return a plan for each device that can hold the model, at least one, in the devices' order.
 
     Or why there is none: by the device that comes closest.
     """
-    plans = plans_of(model.facts, spec, devices, known=model.measured)
-    closest = next(device for device in devices if device.name == plans[0].device)
+    try:
+        plans = plans_of(model.facts, spec, devices, known=model.measured)
+    except InvalidRequest as refused:
+        return refused
+    by_name = {device.name: device for device in devices}
+    closest = group_of([by_name[name] for name in plans[0].devices])
     error = too_large(model, plans[0], closest)
     if error is None and closest.lost:
-        homes = {plan.device for plan in plans}
+        homes = {name for plan in plans for name in plan.devices}
         return _out_of_reach(model, plans[0], [one for one in devices if one.name in homes])
     return error or plans
 
@@ -112,17 +118,42 @@ def plans_of(
     *,
     known: tuple[Known, ...] = (),
 ) -> tuple[Plan, ...]:
-    """Return a plan for each device that can hold such a model; without any, for the largest.
+    """Return a plan for each device, or group, that can hold such a model; else for the largest.
 
     For lost devices where all such are lost. known: what was measured of the model before.
+
+    Raises:
+        InvalidRequest: there are not so many devices as ranks are asked for.
     """
-    planned = [(plan_load(facts, spec, device, known=known), device) for device in devices]
-    able = [pair for pair in planned if pair[0].need_bytes <= pair[1].budget_bytes]
-    if not able:
-        return (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
-    good = [pair for pair in able if is_useful(pair[0], facts, spec)] or able
-    present = [pair for pair in good if not pair[1].lost]
-    return tuple(plan for plan, _ in present or good)
+    lost: tuple[Plan, ...] = ()
+    largest: tuple[Plan, ...] = ()
+    for ranks in _numbers_of_ranks(facts, spec):
+        places = groups_of(devices, ranks)
+        if spec.ranks is None and ranks > 1:  # on one memory more ranks hold no more
+            places = tuple(place for place in places if not place.on_cpu)
+        planned = [(plan_load(facts, spec, place, known=known), place) for place in places]
+        able = [pair for pair in planned if pair[0].need_bytes <= pair[1].budget_bytes]
+        good = [pair for pair in able if is_useful(pair[0], facts, spec)] or able
+        present = tuple(plan for plan, place in good if not place.lost)
+        if present:
+            return present
+        lost = lost or tuple(plan for plan, _ in good)
+        if planned:
+            largest = (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
+    if not largest:
+        problem = f"{spec.ranks}: no machine here has so many devices of one kind for them"
+        raise InvalidRequest.of("options.ranks", problem)
+    return lost or largest
+
+
+def _numbers_of_ranks(facts: ModelFacts, spec: LoadSpec) -> tuple[int, ...]:
+    if spec.ranks is not None:
+        return (spec.ranks,)
+    return tuple(
+        ranks
+        for ranks in config.RANKS_SERVED
+        if facts.division_problem(ranks, spec.weights) is None
+    )
 
 
 def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
@@ -132,25 +163,23 @@ def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:
     """
     rooms = rooms_of(state)
     homes = [_home(state, plan, rooms, line) for plan in queued.plans]
-    open_ = [home for home in homes if home.device.name not in state.pressed]
+    open_ = [home for home in homes if not state.is_pressed(home.device)]
     return sorted(open_ or homes, key=lambda home: home.short.nbytes)
 
 
 def _home(state: State, plan: Plan, rooms: Mapping[str, Room], line: Line) -> Home:
     device = state.device_named(plan.device)
     assert device is not None, "a queued model has plans for the devices there are"
-    room = rooms[device.name]
-    free_bytes = room.free_bytes - line.claimed_bytes.get(device.name, 0)
-    short = Short(
-        device,
-        plan.least_bytes - free_bytes,
-        1 + line.claimed_slots - room.free_slots,
-        1 + line.claimed_places.get(device.name, 0) - room.free_places,
+    left = {name: _subtract_claims(rooms[name], name, line) for name in device.parts}
+    short = short_of(left, device, plan)
+    coming = short_of({name: room.later for name, room in left.items()}, device, plan)
+    return Home(plan, device, room_in(left, device).free_bytes, short, coming)
+
+
+def _subtract_claims(room: Room, name: str, line: Line) -> Room:
+    return replace(
+        room,
+        free_bytes=room.free_bytes - line.claimed_bytes.get(name, 0),
+        free_slots=room.free_slots - line.claimed_slots,
+        free_places=room.free_places - line.claimed_places.get(name, 0),
     )
-    coming = Short(
-        device,
-        short.nbytes - room.coming_bytes,
-        short.slots - room.coming_slots,
-        short.places - room.coming_places,
-    )
-    return Home(plan, device, free_bytes, short, coming)

@@ -11,6 +11,9 @@ Invariants:
   and models in use are held for it.
 - A GPU takes one load at a time, and none while a worker is leaving it; other GPUs go on. No load
   begins on a device that is above its marks.
+- What is said of a device holds for each of a group's: a model over several of them begins where
+  all have room, and has a claim on all. While it waits for their loads alone, no later one begins
+  there: they would never all be at rest.
 """
 
 from __future__ import annotations
@@ -35,17 +38,23 @@ def place_all(turn: Turn) -> None:
     """Start, or make room for, or refuse each queued model, in the order of their places."""
     claimed_bytes: Counter[str] = Counter()
     claimed_places: Counter[str] = Counter()
+    claimed_slots = 0
+    awaited: frozenset[str] = frozenset()
     queue = turn.state.queue()
     if not queue:
         return
     for position, (model, queued) in enumerate(queue, start=1):
         if backs_off(turn, model, queued):
             continue
-        line = Line(claimed_bytes, claimed_places, position)
+        line = Line(claimed_bytes, claimed_places, claimed_slots, awaited, position)
         home = _place(turn, turn.state.models[model.digest], line)
         if home is not None:
-            claimed_bytes[home.device.name] += home.plan.least_bytes
-            claimed_places[home.device.name] += 1
+            claimed_slots += 1
+            for name, ranks in home.device.parts.items():
+                claimed_bytes[name] += home.plan.least_bytes * ranks
+                claimed_places[name] += 1
+            if home.fits and home.device.members:
+                awaited |= home.device.parts.keys()
     again_s = look_again_s(turn.state, turn.now_s)
     if again_s != turn.state.look_again_s:
         turn.state = replace(turn.state, look_again_s=again_s)
@@ -57,10 +66,11 @@ def _place(turn: Turn, model: Model, line: Line) -> Home | None:
     assert isinstance(queued, Queued)
     homes = homes_of(turn.state, queued, line)
     fitting = [home for home in homes if home.fits]
-    if fitting and fitting[0].device.name in turn.state.pressed:
+    if fitting and turn.state.is_pressed(fitting[0].device):
         return fitting[0] if wait_or_refuse(turn, model, queued, line.position) else None
     for home in fitting:
-        if not busy_device(turn.state, home.device):
+        at_rest = line.awaited.isdisjoint(home.device.parts)
+        if at_rest and not busy_device(turn.state, home.device):
             _start(turn, model, queued, home.plan.within(home.free_bytes))
             return None
     awaited = fitting or [home for home in homes if home.comes]

@@ -116,7 +116,9 @@ def _shrink_rank(candidate: tuple[Model, phases.Ready]) -> tuple[bool, float, st
 
 def _shrink(turn: Turn, model: Model, ready: phases.Ready, device: Device) -> None:
     held_bytes = turn.state.arrays[ready.worker]
-    target_bytes = max(0, held_bytes - turn.state.excess_on(device))
+    ranks_here = ready.plan.devices.count(device.name)  # each gives back what it is told to
+    excess_bytes = -(-turn.state.excess_on(device) // ranks_here)
+    target_bytes = max(0, held_bytes - excess_bytes)
     turn.do(Shrink(ready.worker, model.digest, target_bytes))
     until_s = turn.now_s + config.SHRINK_TIMEOUT_S
     again_s = turn.now_s + config.SHRINK_PAUSE_S

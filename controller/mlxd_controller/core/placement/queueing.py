@@ -57,10 +57,10 @@ def place_of(state: State, queued: Queued) -> int:
 
 def no_room(state: State, model: Model, queued: Queued, position: int) -> NoRoom:
     """Return what to tell those who wait for a queued model in vain."""
-    plans = {plan.device: plan.within(0) for plan in queued.plans}
-    here = [device for device in state.devices if device.name in plans]
-    device = max(here, key=lambda one: _free_bytes(state, one) - plans[one.name].need_bytes)
-    plan = plans[device.name]
+    plans = [plan.within(0) for plan in queued.plans]
+    places = [(plan, state.device_named(plan.device)) for plan in plans]
+    here = [(plan, device) for plan, device in places if device is not None]
+    plan, device = max(here, key=lambda pair: _free_bytes(state, pair[1]) - pair[0].need_bytes)
     return NoRoom(
         model.name,
         plan.need_bytes,
@@ -73,7 +73,7 @@ def no_room(state: State, model: Model, queued: Queued, position: int) -> NoRoom
 
 
 def _free_bytes(state: State, device: Device) -> int:
-    return 0 if device.name in state.pressed else max(0, room_of(state, device).free_bytes)
+    return 0 if state.is_pressed(device) else max(0, room_of(state, device).free_bytes)
 
 
 def backs_off(turn: Turn, model: Model, queued: Queued) -> bool:

@@ -3,12 +3,14 @@
 Invariants:
 - What counts is what the models on the device were promised. What they are measured to hold has
   marks of its own: see `pressure`.
-- A slot is counted for each resident model, on whatever device, and a place on its own device;
-  without a limit there is always one more.
+- A slot is counted for each resident model, on whatever device, and a place on its own device, or
+  on each of its ranks'; without a limit there is always one more.
+- The room of a group is what each of its ranks has at least.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlxd_controller.core import advice
@@ -32,6 +34,18 @@ class Room:
     coming_slots: int
     coming_places: int
 
+    @property
+    def later(self) -> Room:
+        """The room once all that is on its way out has gone."""
+        return Room(
+            self.free_bytes + self.coming_bytes,
+            self.free_slots + self.coming_slots,
+            self.free_places + self.coming_places,
+            0,
+            0,
+            0,
+        )
+
 
 def rooms_of(state: State) -> dict[str, Room]:
     """Return what is free on each device now and what is about to be; the slots are everybody's.
@@ -51,20 +65,18 @@ def rooms_of(state: State) -> dict[str, Room]:
     }
     coming_slots = 0
     for model in state.models.values():
-        nbytes = model.reserved_bytes
-        if not nbytes:
+        plan = model.plan
+        if plan is None or not model.reserved_bytes:
             continue
-        home = state.home_of(model)
         leaving = isinstance(model.phase, Draining | Unloading)
         free_slots -= 1
         coming_slots += leaving
-        if home not in free_bytes:
-            continue
-        free_bytes[home] -= nbytes
-        free_places[home] -= 1
-        if leaving:
-            coming_bytes[home] += nbytes
-            coming_places[home] += 1
+        for home in free_bytes.keys() & {*plan.devices}:
+            free_bytes[home] -= plan.need_on(home)
+            free_places[home] -= 1
+            if leaving:
+                coming_bytes[home] += plan.need_on(home)
+                coming_places[home] += 1
     return {
         name: Room(
             nbytes,
@@ -79,8 +91,28 @@ def rooms_of(state: State) -> dict[str, Room]:
 
 
 def room_of(state: State, device: Device) -> Room:
-    """Return the room on one device."""
-    return rooms_of(state)[device.name]
+    """Return the room on one device, or for each rank of a group."""
+    return room_in(rooms_of(state), device)
+
+
+def room_in(rooms: Mapping[str, Room], device: Device) -> Room:
+    """Return the room on one device of `rooms`, or for each rank of a group."""
+    if not device.members:
+        return rooms[device.name]
+    parts = [(rooms[name], ranks) for name, ranks in device.parts.items()]
+    free_bytes = min(room.free_bytes // ranks for room, ranks in parts)
+    free_places = min(room.free_places for room, _ in parts)
+    later_bytes = min((room.free_bytes + room.coming_bytes) // ranks for room, ranks in parts)
+    later_places = min(room.free_places + room.coming_places for room, _ in parts)
+    first = parts[0][0]
+    return Room(
+        free_bytes,
+        first.free_slots,
+        free_places,
+        later_bytes - free_bytes,
+        first.coming_slots,
+        later_places - free_places,
+    )
 
 
 def busy_device(state: State, device: Device) -> bool:

@@ -135,6 +135,7 @@ def _lines(model: Model, facts: FileFacts | None) -> Iterator[tuple[str, str]]:
     if model.state is ModelState.READY:
         yield "in memory", f"{format_bytes(model.resident_nbytes)} on {model.device}"
         yield "in force", f"{model.rows_max} rows, {out.form(model)}"
+        yield "ranks", f"{model.ranks}, each with a part" if model.ranks > 1 else ""
         yield "until", out.until(model, dt.datetime.now(dt.UTC))
     yield "defaults", _defaults(model)
     yield "digest", model.digest

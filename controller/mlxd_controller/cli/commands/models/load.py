@@ -73,6 +73,15 @@ class Form:
         ),
     ] = None
 
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            help="Processes that share the model, a device each: 1, 2, 4 or 8."
+            "  [default: as few as can]",
+            show_default=False,
+        ),
+    ] = None
+
     def spec(self) -> LoadSpec:
         """Return what is asked of a load so far."""
         return LoadSpec(
@@ -81,6 +90,7 @@ class Form:
             weights=self.weights,
             kv_format=self.kv_format,
             prefix_cache_nbytes=self.prefix_cache,
+            ranks=self.ranks or None,
         )
 
 
@@ -164,7 +174,7 @@ def _show_report(report: FitReport) -> None:
                 (term.name, str(term.nbytes), format_bytes(term.nbytes), term.note)
                 for term in report.terms
             ),
-            ("total", str(report.need_nbytes), format_bytes(report.need_nbytes), ""),
+            ("total", str(report.need_nbytes), format_bytes(report.need_nbytes), _whose(report)),
         ],
         right=("bytes", "size"),
     )
@@ -184,6 +194,10 @@ def _show_report(report: FitReport) -> None:
     show.fields(lines.items())
     for suggestion in report.suggestions:
         complain(f"to make it fit: {suggestion}")
+
+
+def _whose(report: FitReport) -> str:
+    return f"of each of {report.ranks} ranks, as all that follows" if report.ranks > 1 else ""
 
 
 def _cost(absence: Absence) -> str:
