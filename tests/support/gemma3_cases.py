@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from mlxd_worker.engine.request import Image
 from tests.support.random_model import TINY, decoder_config, write_random_model
@@ -18,6 +19,17 @@ GOLDEN: Final = Path(__file__).parents[1] / "data" / "models" / "gemma3_logits.j
 PLACE, BEFORE, BEHIND = 5, 6, 7
 PIECES: Final = ((77, 41, 8, BEFORE), (BEHIND, 90, BEFORE), (BEHIND, 33, 12, 200, 150, 61, 9, 64))
 """The text around two images."""
+MARKS: Final[Mapping[str, str]] = {
+    "image_token_index": "<image_soft_token>",
+    "boi_token_index": "<start_of_image>",
+    "eoi_token_index": "<end_of_image>",
+}
+TEMPLATE: Final = (
+    "{% for m in messages %}[{{ m.role }}] "
+    "{% if m.content is string %}{{ m.content }}{% else %}{% for part in m.content %}"
+    "{% if part.type == 'image' %}<start_of_image>{% else %}{{ part.text }}{% endif %}"
+    "{% endfor %}{% endif %}\n{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
 HIDDEN: Final = 64
 """Of the text: bfloat16 holds its root, by which embeddings are multiplied, in whole."""
 WINDOW: Final = 12
@@ -82,6 +94,22 @@ def panning_settings(side: int, **changes: Any) -> dict[str, Any]:
         "size": {"height": side, "width": side},
         **changes,
     }
+
+
+def write_marked_model(folder: Path) -> Path:
+    """Write a tiny one with tokenizer, template and image settings; return `folder`."""
+    config = seeing_gemma3_config()
+    write_random_model(folder, config)
+    file = str(folder / "tokenizer.json")
+    tokenizer = Tokenizer.from_file(file)
+    tokenizer.add_special_tokens([*MARKS.values()])
+    tokenizer.save(file)
+    ids = {key: tokenizer.token_to_id(text) for key, text in MARKS.items()}
+    write_json(folder / "config.json", config | ids)
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    settings = panning_settings(config["vision_config"]["image_size"])
+    write_json(folder / "preprocessor_config.json", settings)
+    return folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,7 +35,7 @@ def logits_of(case: StackedCase, folder: Path) -> list[list[float]]:
     model = getattr(transformers, case.architecture)(config).eval().float()
     stored = load_file(str(case.write(folder) / "model.safetensors"))
     own, left = model.state_dict(), {*model.state_dict()}
-    for name, values in _fused(stored).items():
+    for name, values in _fuse(stored).items():
         inner = name_in(name)
         own[inner].copy_(torch.from_numpy(values))
         left.remove(inner)
@@ -55,7 +55,7 @@ def logits_of(case: StackedCase, folder: Path) -> list[list[float]]:
     return [[float(f"{value:.{DIGITS}g}") for value in row] for row in kept]
 
 
-def _fused(stored: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
+def _fuse(stored: Mapping[str, np.ndarray[Any, Any]]) -> dict[str, np.ndarray[Any, Any]]:
     """Return tensors as the reference has them: gates and ups of all experts are one."""
     tensors = {name: values for name, values in stored.items() if _STACK not in name}
     for name, values in stored.items():

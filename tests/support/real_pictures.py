@@ -39,7 +39,7 @@ class Reference:
     """The places that it takes in a prompt."""
 
 
-def upright(pixels: Any) -> Floats:
+def stand_upright(pixels: Any) -> Floats:
     """Return one image's pixels [1, 3, height, width] as [height, width, 3]."""
     return np.asarray(pixels[0], np.float32).transpose(1, 2, 0)
 
@@ -76,7 +76,7 @@ class Processor:
         return self.refer(kind(**settings), load_image(str(FOLDER / picture)))
 
 
-def _llava(*, tower: str, side: int, patch: int) -> Processor:
+def _make_llava(*, tower: str, side: int, patch: int) -> Processor:
     """LLaVA's; as many places as its processor writes for the strategy of its tower."""
     config = seeing_config(tower=tower)
     config["vision_config"] |= {"image_size": side, "patch_size": patch}
@@ -90,14 +90,14 @@ def _llava(*, tower: str, side: int, patch: int) -> Processor:
         whole.vision_feature_select_strategy = config["vision_feature_select_strategy"]
         whole.num_additional_image_tokens = int(tower == "clip")
         tokens = len(whole.replace_image_token({"pixel_values": made}, 0))
-        return Reference(upright(made), tokens)
+        return Reference(stand_upright(made), tokens)
 
     module = {"clip": "clip", "siglip": "siglip"}[tower]
     return Processor(f"llava-{tower}-{side}", config, image_settings(side, tower=tower), module,
                      refer)  # fmt: skip
 
 
-def _qwen_vl(name: str, *, pixels_min: int, pixels_max: int) -> Processor:
+def _make_qwen_vl(name: str, *, pixels_min: int, pixels_max: int) -> Processor:
     """Qwen2.5-VL's: 14 pixels a patch, two patches to a side of a place."""
     vision = {"patch_size": 14, "spatial_merge_size": 2, "window_size": 112}
     settings = shaped_settings(28, merge=2, min_pixels=pixels_min, max_pixels=pixels_max)
@@ -121,9 +121,9 @@ def refer_patches(processor: Any, image: Image.Image) -> Reference:
 
 
 PROCESSORS: Final = (
-    _llava(tower="clip", side=336, patch=14),
-    _llava(tower="siglip", side=384, patch=14),
-    _qwen_vl("qwen2.5-vl", pixels_min=56 * 56, pixels_max=28 * 28 * 16_384),
-    _qwen_vl("qwen2.5-vl-small", pixels_min=256 * 28 * 28, pixels_max=280 * 28 * 28),
+    _make_llava(tower="clip", side=336, patch=14),
+    _make_llava(tower="siglip", side=384, patch=14),
+    _make_qwen_vl("qwen2.5-vl", pixels_min=56 * 56, pixels_max=28 * 28 * 16_384),
+    _make_qwen_vl("qwen2.5-vl-small", pixels_min=256 * 28 * 28, pixels_max=280 * 28 * 28),
 )
 """The last one's limits, as applications set them, make nearly every picture larger or smaller."""

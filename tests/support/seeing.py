@@ -100,12 +100,18 @@ def write_placed_model(
 ) -> None:
     """Write a random model whose tokenizer knows an image's place, and a template; no settings."""
     write_random_model(folder, dict(config), seed=seed)
+    add_place(folder, template=template)
+
+
+def add_place(folder: Path, *, template: str = TEMPLATE) -> None:
+    """Teach the tokenizer of a model's folder an image's place; add the template that writes it."""
     file = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
     tokenizer.add_special_tokens([PLACE])
     tokenizer.save(file)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     place = {"image_token_id": tokenizer.token_to_id(PLACE)}
-    write_json(folder / "config.json", dict(config) | place)
+    write_json(folder / "config.json", config | place)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 

@@ -17,6 +17,7 @@ from mlxd_shared.wire.status import from_call
 from tests.support.chat_template import write_template
 from tests.support.cli import mlxd
 from tests.support.effort import spread_evenly
+from tests.support.gemma3_cases import MARKS, write_marked_model
 from tests.support.random_model import write_dense_model
 from tests.support.seeing import (
     LISTS_ALONE,
@@ -31,6 +32,8 @@ from tests.support.struck import NAME, Struck, struck_controller
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 MADE = 24
+PLACES = 16
+"""Of an image of a tiny Gemma 3."""
 CUTS = spread_evenly((1, 9, 17, 23), 2)
 Part = inference_pb2.ContentPart
 
@@ -125,6 +128,24 @@ async def test_people_write_no_placeholder(struck: Struck) -> None:
     _, usage = await hear(struck, request_of([spelled, show(1), Part(text="no")]))
     _, plain = await hear(struck, request_of([spelled, Part(text="no")]))
     assert usage.prompt_tokens < plain.prompt_tokens + 2 * TOKENS
+
+
+async def test_a_picture_that_no_pass_cuts_is_served(tmp_path: Path) -> None:
+    """Of a Gemma 3: it decides the answer, is found again as a whole, and is seen again by another
+    worker."""
+    words = Part(text="what is it?")
+    async with struck_controller(write_marked_model(tmp_path / "marked")) as struck:
+        first, usage = await hear(struck, request_of([show(1), words]))
+        other, missed = await hear(struck, request_of([show(2), words]))
+        again, reused = await hear(struck, request_of([show(1), words]))
+        _, least = await hear(struck, request_of([words]))
+        assert first == again != other
+        assert usage.prompt_tokens >= least.prompt_tokens + PLACES + len(MARKS) - 1
+        assert reused.cached_tokens == usage.prompt_tokens - 1
+        assert missed.cached_tokens < usage.prompt_tokens - PLACES
+        struck.strike(9)
+        moved, usage = await hear(struck, request_of([show(1), words]))
+        assert (moved, usage.migrations) == (first, 1)
 
 
 async def test_bounds_are_checked_before_a_model_is_asked(struck: Struck) -> None:

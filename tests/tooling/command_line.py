@@ -19,8 +19,15 @@ def parse_command(command: Sequence[str]) -> dict[str, Any]:
     """
     words = list(command)
     if words[:3] == ["python", "-m", "mlxd_worker"]:
-        options = parse_options(words[3:])
-        return {"listen": options.listen, "allow_remote": options.allow_remote}
+        words[:3] = ["mlxd-worker"]
+    if words[0] == "mlxd-worker":
+        options = parse_options(words[1:])
+        return {
+            "listen": options.listen,
+            "allow_remote": options.allow_remote,
+            "machine": options.machine,
+            "open_health": options.security.open_health,
+        }
     assert words[0] == "mlxd", words
     group = typer.main.get_command(app)
     assert isinstance(group, TyperGroup)

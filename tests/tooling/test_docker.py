@@ -108,11 +108,12 @@ def test_a_build_sees_every_package() -> None:
 
 
 @pytest.mark.parametrize("image", IMAGES)
-def test_every_image_can_serve_http(image: str) -> None:
-    """`--http` after an image's name is served: the extra is in both."""
+@pytest.mark.parametrize("extra", ["http", "router"])
+def test_every_image_can_serve_others(image: str, extra: str) -> None:
+    """`--http` and `--router` after an image's name are served: the extras are in both."""
     lines = "\n".join(stages()[IMAGES[image]].all("RUN"))
 
-    assert re.search(r"\[(.*,)?http\b.*\]", lines)
+    assert re.search(rf"\[(.*,)?{extra}\b.*\]", lines)
 
 
 @pytest.mark.parametrize("image", IMAGES)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import mlx.core as mx
-import pytest
 
 from mlxd_models.describe import Description
 from mlxd_models.families.common.decoder import DecoderConfig
@@ -15,31 +14,9 @@ from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import load_model
+from mlxd_worker.models.weights.linear import AddRanks
 from mlxd_worker.models.weights.shards import Share
 from tests.worker.tiny import caches_of, forced_logits, ignore_progress
-
-
-def load_ranks(
-    files: Description,
-    ranks: int,
-    *,
-    form: FloatType,
-    packed: bool = False,
-    on_load: Recipe | None = None,
-) -> list[Model]:
-    """Return every rank's part of a model."""
-    group = mx.distributed.init()  # of this process alone
-    return [
-        load_model(
-            files,
-            form=form,
-            progress=ignore_progress,
-            packed=packed,
-            on_load=on_load,
-            share=Share(rank, ranks, group),
-        )
-        for rank in range(ranks)
-    ]
 
 
 class _NotKnownYet(Exception):
@@ -47,29 +24,53 @@ class _NotKnownYet(Exception):
         self.partial = partial
 
 
-def logits_together(
-    models: Sequence[Model], tokens: Sequence[int], monkeypatch: pytest.MonkeyPatch
-) -> list[mx.array]:
+class Sums:
+    """What ranks add, one rank being run after another: sums that all have made are known."""
+
+    def __init__(self) -> None:
+        self.known: list[mx.array] = []
+        self.met = 0
+
+    def add(self, partial: mx.array) -> mx.array:
+        """Return the next sum; raises where it is not known."""
+        if self.met == len(self.known):
+            raise _NotKnownYet(partial)
+        self.met += 1
+        return self.known[self.met - 1]
+
+
+def load_ranks(
+    files: Description,
+    ranks: int,
+    add: AddRanks,
+    *,
+    form: FloatType,
+    packed: bool = False,
+    on_load: Recipe | None = None,
+) -> list[Model]:
+    """Return every rank's part of a model, which add by `add`."""
+    return [
+        load_model(
+            files,
+            form=form,
+            progress=ignore_progress,
+            packed=packed,
+            on_load=on_load,
+            share=Share(rank, ranks, add),
+        )
+        for rank in range(ranks)
+    ]
+
+
+def logits_together(models: Sequence[Model], tokens: Sequence[int], sums: Sums) -> list[mx.array]:
     """Return each rank's logits of all positions, its sums taken over all of them.
 
     Ranks go one after another up to the first sum that is not known, again for each sum.
     """
-    sums: list[mx.array] = []
-    met = 0
-
-    def all_sum(partial: mx.array, *, group: mx.distributed.Group) -> mx.array:
-        nonlocal met
-        assert group.size() == 1
-        if met == len(sums):
-            raise _NotKnownYet(partial)
-        met += 1
-        return sums[met - 1]
-
-    monkeypatch.setattr(mx.distributed, "all_sum", all_sum)
     while True:
         partials, logits = [], []
         for model in models:
-            met = 0
+            sums.met = 0
             try:
                 logits.append(forced_logits(model, caches_of(model), RowId(1), tokens, cuts=[]))
             except _NotKnownYet as place:
@@ -81,7 +82,7 @@ def logits_together(
         total = partials[0]
         for partial in partials[1:]:
             total = total + partial
-        sums.append(total)
+        sums.known.append(total)
 
 
 def put_together(

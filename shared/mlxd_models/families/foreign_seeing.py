@@ -129,7 +129,7 @@ def pass_values_of(config: Mapping[str, Any], places: int) -> int:
     frames = tower.integer("temporal_patch_size", low=1, high=FRAMES_MAX, default=known.frames)
     width = max(_sizes(tower, _WIDTHS, WIDTH_MAX))
     heads = max(_sizes(tower, _HEADS, HEADS_MAX))
-    inner = max([*_stated(tower, _INNER, WIDTH_MAX), _INNER_FACTOR * width])
+    inner = max([*_read_sizes(tower, _INNER, WIDTH_MAX), _INNER_FACTOR * width])
     if tower.has(_RATIO):
         ratio = tower.positive(_RATIO)
         if ratio > _RATIO_MAX:
@@ -141,13 +141,13 @@ def pass_values_of(config: Mapping[str, Any], places: int) -> int:
     return held + max(attention, rows * 4 * inner, places * 4 * merge**2 * width)
 
 
-def _stated(tower: Fields, names: tuple[str, ...], most: int) -> list[int]:
+def _read_sizes(tower: Fields, names: tuple[str, ...], most: int) -> list[int]:
     return [tower.integer(name, low=1, high=most) for name in names if tower.has(name)]
 
 
 def _sizes(tower: Fields, names: tuple[str, ...], most: int) -> list[int]:
     """Return the sizes of these names, of which one at least is stated."""
-    stated = _stated(tower, names, most)
+    stated = _read_sizes(tower, names, most)
     if not stated:
         raise tower.error(names[-1], f"missing, and so is {', '.join(names[:-1])}")
     return stated

@@ -178,9 +178,8 @@ class _Reading:
         if shaping.counts_frames:
             frames = self._whole("temporal_patch_size", _FRAMES)
             if least % frames or most % frames:
-                raise self._error(
-                    "size", f"{least} to {most} pixels of {frames} frames are no whole"
-                )
+                problem = f"{frames} frames do not divide {least} and {most} pixels"
+                raise self._error("temporal_patch_size", problem)
             least, most = least // frames, most // frames
         bound = places_max * self.side**2
         settings = self._settings(None, plain=(_MEAN, _DEVIATION))

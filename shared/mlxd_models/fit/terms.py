@@ -155,4 +155,8 @@ def _process(facts: ModelFacts, device: plan.Device, choice: plan.Choice) -> pla
     nbytes = PROCESS_BYTES + HEAP_BYTES + TOKENIZER_FACTOR * facts.tokenizer_bytes
     if choice.weights is Weights.FLOAT32 and facts.item_bytes < FloatType.F32.nbytes:
         nbytes += WIDENING_BYTES
-    return plan.Term(plan.PROCESS_TERM, nbytes, "interpreter, libraries, heap and tokenizer")
+    note = "interpreter, libraries, heap and tokenizer"
+    if facts.sight is not None:
+        nbytes += facts.sight.reading_nbytes(choice.rows_max)
+        note = "interpreter, libraries, heap, tokenizer, and images that are decoded"
+    return plan.Term(plan.PROCESS_TERM, nbytes, note)

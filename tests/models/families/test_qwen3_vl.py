@@ -23,16 +23,16 @@ from tests.support.model_facts import device, facts
 from tests.support.qwen3_vl_cases import DENSE, HYBRID, HYBRID_SPARSE, SPARSE, stacked_config
 
 
-def published(name: str = "Qwen3-VL-2B-Instruct") -> dict[str, Any]:
+def read_published(name: str = "Qwen3-VL-2B-Instruct") -> dict[str, Any]:
     """Return a config.json as published."""
     path = real_input("configs", "hf", f"Qwen--{name}", "config.json")
     values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     return values
 
 
-def grown(architecture: str = DENSE, *, tower: dict[str, Any], **text: Any) -> dict[str, Any]:
+def enlarge(architecture: str = DENSE, *, tower: dict[str, Any], **text: Any) -> dict[str, Any]:
     """Return the config of a larger one, by what its own says otherwise."""
-    values = published()
+    values = read_published()
     tied = {"tie_word_embeddings": text.get("tie_word_embeddings", True)}
     own = {"text_config": {**values["text_config"], **text}}
     tower = {"vision_config": {**values["vision_config"], **tower}}
@@ -43,21 +43,21 @@ LARGE = {"depth": 27, "hidden_size": 1152, "intermediate_size": 4304,
          "deepstack_visual_indexes": [8, 16, 24]}  # fmt: skip
 COUNTS: dict[str, tuple[dict[str, Any], int]] = {
     "4B": (
-        grown(
+        enlarge(
             tower={"out_hidden_size": 2560}, hidden_size=2560, intermediate_size=9728,
             num_hidden_layers=36, num_attention_heads=32,
         ),
         4_437_815_808,
     ),
     "8B": (
-        grown(
+        enlarge(
             tower={**LARGE, "out_hidden_size": 4096}, hidden_size=4096, intermediate_size=12_288,
             num_hidden_layers=36, num_attention_heads=32, tie_word_embeddings=False,
         ),
         8_767_123_696,
     ),
     "30B-A3B": (
-        grown(
+        enlarge(
             SPARSE, tower={**LARGE, "out_hidden_size": 2048}, hidden_size=2048,
             num_hidden_layers=48, num_attention_heads=32, num_key_value_heads=4, num_experts=128,
             num_experts_per_tok=8, moe_intermediate_size=768, tie_word_embeddings=False,
@@ -78,7 +78,7 @@ def test_they_have_as_many_values_as_published(name: str) -> None:
 
 def test_a_published_config_is_read() -> None:
     """What is left out is transformers' own."""
-    parsed = QWEN3_VL.parse(published())
+    parsed = QWEN3_VL.parse(read_published())
     text, tower = parsed.text, parsed.tower
     assert (text.head_dim, text.rope.base, text.tied_head, text.head_norms) == (
         128, 5e6, True, True,
@@ -91,10 +91,10 @@ def test_a_published_config_is_read() -> None:
     bare = {"architectures": [DENSE], "text_config": {}, "vision_config": {"out_hidden_size": 4096}}
     least = QWEN3_VL.parse(bare)
     assert (least.text.rope.base, least.tower.layers, least.tower.levels) == (5e5, 27, 3)
-    hybrid = QWEN3_5_VL.parse(published("Qwen3.5-27B"))
+    hybrid = QWEN3_5_VL.parse(read_published("Qwen3.5-27B"))
     assert hybrid.text.decoder.rope.sections == (11, 11, 10)
     assert (hybrid.tower.levels, hybrid.token_id) == (0, 248_056)
-    sparse = QWEN3_5_MOE_VL.parse(published("Qwen3.5-35B-A3B"))
+    sparse = QWEN3_5_MOE_VL.parse(read_published("Qwen3.5-35B-A3B"))
     assert sparse.text.decoder.experts is not None
 
 
@@ -172,7 +172,7 @@ def test_what_is_not_supported_is_refused_by_name(name: str) -> None:
 
 def test_the_largest_image_is_a_part_of_the_plan() -> None:
     """One image in a pass, as many features as are kept, all of the most places and all levels."""
-    sight = QWEN3_VL.footprint(QWEN3_VL.parse(published())).sight
+    sight = QWEN3_VL.footprint(QWEN3_VL.parse(read_published())).sight
     assert sight is not None
     blind = facts(100)
     spec, where = LoadSpec(512, 2, prefix_cache_nbytes=0), device(1 << 16)

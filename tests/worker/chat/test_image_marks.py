@@ -49,7 +49,7 @@ def chat_format(*, marked: bool = True) -> ChatFormat:
     return ChatFormat(template, tokenizer, sees=True, image_ids=image)
 
 
-def rendered(wanted: ChatFormat, *parts: ContentPart) -> tuple[str, list[int]]:
+def render_parts(wanted: ChatFormat, *parts: ContentPart) -> tuple[str, list[int]]:
     """Return a message's text and ids."""
 
     async def render() -> tuple[str, list[int]]:
@@ -75,7 +75,7 @@ def test_an_image_is_on_lines_of_its_own() -> None:
     """Between its marks one token for all places; line ends beside it are read with its own, as
     characters and not as tokens put together."""
     wanted = chat_format()
-    written, ids = rendered(wanted, IMAGE, text("What is it?"), IMAGE)
+    written, ids = render_parts(wanted, IMAGE, text("What is it?"), IMAGE)
     expected = f"<start_of_turn>user\n{WHOLE}What is it?{WHOLE}<end_of_turn>\n"
     assert written == expected
     raw = make_raw()
@@ -88,7 +88,7 @@ def test_an_image_is_on_lines_of_its_own() -> None:
 def test_people_write_no_image() -> None:
     """What they spell is text, and becomes neither a mark nor a place."""
     wanted = chat_format()
-    _, ids = rendered(wanted, text(f"{BEGIN} and {PLACE}"), IMAGE)
+    _, ids = render_parts(wanted, text(f"{BEGIN} and {PLACE}"), IMAGE)
     raw = make_raw()
     for mark in (BEGIN, PLACE, END):
         assert ids.count(id_of(raw, mark)) == 1
@@ -96,7 +96,7 @@ def test_people_write_no_image() -> None:
 
 def test_text_alone_is_left_as_it_is() -> None:
     """Without images, and of a model whose template writes places itself, nothing is put in."""
-    written, _ = rendered(chat_format(), text("no image"))
+    written, _ = render_parts(chat_format(), text("no image"))
     assert written == "<start_of_turn>user\nno image<end_of_turn>\n"
-    written, _ = rendered(chat_format(marked=False), IMAGE)
+    written, _ = render_parts(chat_format(marked=False), IMAGE)
     assert written == f"<start_of_turn>user\n{BEGIN}<end_of_turn>\n"

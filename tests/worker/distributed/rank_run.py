@@ -1,7 +1,7 @@
 """Run mixed streams through a host of one rank or of several; a process of its own.
 
-`python -m tests.worker.distributed.rank_run RANKS OUT MODEL [SEED [STEP SIGNAL]]`: the signal
-goes to the last follower before that step.
+`python -m tests.worker.distributed.rank_run RANKS OUT MODEL [--streams N] [--tokens MOST]
+[--weights FORM] [--hit STEP SIGNAL]`: the signal goes to the last follower before that step.
 """
 
 from __future__ import annotations
@@ -9,20 +9,21 @@ from __future__ import annotations
 import json
 import os
 import random
-import sys
+from argparse import ArgumentParser
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from mlxd_models.files.model_source import files_of
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import ShuttingDown
-from mlxd_shared.domain.requests import LoadSpec, Sampling
+from mlxd_shared.domain.requests import LoadSpec, Sampling, Weights
 from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, StreamId, Submit, Tokens
 from mlxd_worker.machine.backend import prepare_backend
 from mlxd_worker.thread.facts import LoadJob
 from tests.worker.distributed.leading import lead, pid_of
 
 STREAMS = 24
+SEED = 7
 TEXT = "the cat dog ran to a big tree and saw little bird who said hello she was happy"
 WORDS = tuple(TEXT.split())
 
@@ -42,13 +43,16 @@ class Heard:
             self.ids += event.ids
 
 
-def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submit]:
-    """Return streams of all kinds over one beginning."""
+def make_requests(model: Path, count: int, most: int, sinks: dict[int, Heard]) -> list[Submit]:
+    """Return streams of all kinds over one beginning, each of `most` tokens at most.
+
+    The first ones are the same however many there are.
+    """
     from mlxd_worker.tokenizing.files import load_tokenizer  # noqa: PLC0415 - after the BLAS
 
-    tokenizer, draw = load_tokenizer(files_of(model)), random.Random(seed)
+    tokenizer, draw = load_tokenizer(files_of(model)), random.Random(SEED)
     requests = []
-    for n in range(STREAMS):
+    for n in range(count):
         more = draw.choices(WORDS, k=draw.choice((3, 20, 60, 120)))
         text = "Once upon a time there was a little girl named Lily. " + " ".join(more)
         sampling = Sampling(
@@ -65,7 +69,7 @@ def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submi
                 stream=StreamId(n),
                 prompt=tuple(tokenizer.encode(text)),
                 sampling=sampling,
-                max_tokens=draw.choice((8, 16, 40)),
+                max_tokens=min(draw.choice((8, 16, 40)), most),
                 submitted_s=0.0,
                 sink=sinks[n],
                 stop=("happy",) if n % 6 == 5 else (),
@@ -77,16 +81,24 @@ def make_requests(model: Path, seed: int, sinks: dict[int, Heard]) -> list[Submi
 
 def main() -> None:
     """Run them, one more every third step; write each one's tokens, and errors."""
-    ranks, out, model = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
-    seed = int(sys.argv[4]) if len(sys.argv) > 4 else 7
-    hit_at, number = map(int, sys.argv[5:7]) if len(sys.argv) > 5 else (-1, 0)
+    parser = ArgumentParser()
+    parser.add_argument("ranks", type=int)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--streams", type=int, default=STREAMS)
+    parser.add_argument("--tokens", type=int, default=40)
+    parser.add_argument("--weights", type=Weights, default=Weights.AUTO)
+    parser.add_argument("--hit", type=int, nargs=2, default=(-1, 0))
+    options = parser.parse_args()
+    ranks, (hit_at, number) = options.ranks, options.hit
     prepare_backend()
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS
 
     host = ModelHost(device=DeviceKind.CPU) if ranks == 1 else lead(ranks)
-    host.load(LoadJob(model, "demo", "d" * 64, LoadSpec(rows_max=8)), lambda _: None)
+    spec = LoadSpec(rows_max=8, weights=options.weights)
+    host.load(LoadJob(options.model, "demo", "d" * 64, spec), lambda _: None)
     sinks: dict[int, Heard] = {}
-    coming, steps = make_requests(model, seed, sinks), 0
+    coming, steps = make_requests(options.model, options.streams, options.tokens, sinks), 0
     while coming or host.busy:
         if coming and (steps % 3 == 0 or not host.busy):
             host.submit(coming.pop(0))
@@ -105,7 +117,8 @@ def main() -> None:
     nbytes = host.figures().mlx_active_nbytes
     tokens = {str(n): sink.ids for n, sink in sinks.items()}
     errors = [sink.error for sink in sinks.values() if sink.error]
-    out.write_text(json.dumps({"ids": tokens, "errors": errors, "nbytes": nbytes, "steps": steps}))
+    whole = {"ids": tokens, "errors": errors, "nbytes": nbytes, "steps": steps}
+    options.out.write_text(json.dumps(whole))
 
 
 if __name__ == "__main__":

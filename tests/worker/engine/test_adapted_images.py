@@ -21,7 +21,8 @@ from tests.support.engines import Collected, TinyEngine, engine_on
 from tests.support.resuming import resumed_prompt
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.tiny import caches_of, ints, load
-from tests.worker.vlm import CASES, END, GRIDS, PIECES, PLACE, START, Case, Shown, read_prompt
+from tests.worker.vlm import CASES, GRIDS, PIECES, Case, Shown, read_prompt
+from tests.worker.vlm_configs import END, PLACE, START
 
 TOKENS = 9
 KINDS = {case.kind: case for case in CASES if case.name == "plain"}
@@ -70,7 +71,7 @@ class Seeing:
             said.append(ints(mx.argmax(logits[-1:], axis=-1))[0])
         return said
 
-    def _see(self, pixels: bytes, grid: tuple[int, int] | None) -> mx.array:
+    def _see(self, pixels: bytes | memoryview, grid: tuple[int, int] | None) -> mx.array:
         assert isinstance(self.model, Sighted)
         assert grid is not None
         rows, columns = (count * self.case.side for count in grid)

@@ -273,3 +273,16 @@ def test_an_estimate_lies_within_what_was_measured(samples: list[tuple[int, floa
     low, high = min(each, default=0.0), max(each, default=0.0)
     assert rate.per_unit_s <= high * (1 + 1e-9)
     assert rate.per_unit_s >= low * (1 - 1e-9)
+
+
+def test_tokens_that_come_together_end_a_step_or_begin_one() -> None:
+    """What is cut short leaves the rest to others; what is more than a step has left is the next
+    step's, and then all of it."""
+    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK)
+    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
+    assert pacer.chunk(MANY, 0.0, fit=lambda tokens: min(tokens, 300)) == 300
+    assert pacer.chunk(MANY, 0.0, fit=lambda tokens: max(tokens, 256)) == 0
+    assert pacer.chunk(MANY, 0.0) == CHUNK - 300
+    pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
+    assert pacer.chunk(MANY, 0.0, fit=lambda tokens: max(tokens, 256)) == 256
+    assert pacer.chunk(MANY, 0.0, fit=lambda tokens: max(tokens, 256)) == 0

@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_worker.vision.sight import Placed
 from tests.support.qwen3_vl_cases import CASES
 from tests.support.qwen_vl_cases import GRIDS, PIECES
 from tests.support.resuming import resumed_prompt
-from tests.worker.engine.test_shaped_images import TOKENS, Picture, Placed, Seeing, seeing_of
+from tests.worker.engine.test_shaped_images import TOKENS, Picture, Seeing, seeing_of
 
 BY_NAME = {case.name: case for case in CASES}
 

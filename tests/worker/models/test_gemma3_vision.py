@@ -133,12 +133,12 @@ def test_chunks_of_any_width_read_the_same(name: str, tmp_path: Path) -> None:
 
 
 def _rotate(features: tuple[mx.array, ...]) -> tuple[mx.array, ...]:
-    return tuple(mx.roll(seen, 1, axis=0) for seen in features)
+    return tuple(mx.concatenate([seen[1:], seen[:1]]) for seen in features)
 
 
 MUTATIONS: dict[str, Callable[[Shown], Shown]] = {
     "images seen causally": lambda shown: replace(shown, spans=()),
-    "images see each other": lambda shown: replace(shown, spans=(_joined(shown),)),
+    "images see each other": lambda shown: replace(shown, spans=(_join(shown),)),
     "a place too few": lambda shown: replace(
         shown, spans=tuple(replace(each, tokens=each.tokens - 1) for each in shown.images)
     ),
@@ -149,7 +149,7 @@ MUTATIONS: dict[str, Callable[[Shown], Shown]] = {
 }
 
 
-def _joined(shown: Shown) -> Image:
+def _join(shown: Shown) -> Image:
     """Return all from the first image's begin to the last one's end as one."""
     first, last = shown.images[0], shown.images[-1]
     return replace(first, tokens=last.stop - first.start)
@@ -279,7 +279,7 @@ def test_images_of_a_batch_do_not_mix(tmp_path: Path) -> None:
     settings, pixels = read_image_settings(folder, side=case.side), mx.array(case.pixels())
     together = model.see(pixels, settings)
     apart = mx.concatenate([model.see(pixels[at : at + 1], settings) for at in range(2)])
-    assert difference(together, apart) < 1e-5
+    assert difference(together, apart) < 1e-4
     assert difference(together[0], together[1]) > 0.1
 
 
@@ -296,7 +296,7 @@ def test_quantised_keys_are_read_both_ways_too(tmp_path: Path) -> None:
     assert near < difference(whole(model, causal), whole(model, shown)) / 4
 
 
-@pytest.mark.parametrize("side", [64, 192])
+@pytest.mark.parametrize("side", [64, 160])
 def test_a_pass_takes_no_more_than_the_fit_reckons(side: int, tmp_path: Path) -> None:
     """Of as many images as are seen at once, the largest moment of a tower that evaluates them."""
     vision = {"image_size": side, "intermediate_size": 20}

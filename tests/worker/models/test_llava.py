@@ -80,5 +80,5 @@ def test_images_of_a_batch_do_not_mix(tmp_path: Path) -> None:
     settings, pixels = read_image_settings(folder, side=case.side), mx.array(case.pixels())
     together = model.see(pixels, settings)
     apart = mx.concatenate([model.see(pixels[at : at + 1], settings) for at in range(2)])
-    assert difference(together, apart) < 1e-5
+    assert difference(together, apart) < 1e-4
     assert difference(together[0], together[1]) > 0.1

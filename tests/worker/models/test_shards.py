@@ -1,11 +1,10 @@
 """Ranks of one model: their parts are the whole's tensors, bit for bit, what they compute is the
-whole's, and each reads its part alone and holds what its plan says.
+whole's, and each holds what its plan says.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -15,14 +14,16 @@ import mlx.core as mx
 import pytest
 
 from mlxd_models.fit.described import facts_of, life_of
-from mlxd_models.fit.plan import WEIGHTS_TERM
+from mlxd_models.fit.plan import POOL_TERM, WEIGHTS_TERM
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.fit.shares import check_divides, rank_description
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import LoadSpec, Weights
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.models.base import Batch
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.weights import direct_reading
 from tests.support.mlx_memory import live_nbytes
 from tests.support.model_facts import device
 from tests.worker.hybrid import TOLERANCE, error, token_ids
@@ -38,7 +39,7 @@ from tests.worker.kin import (
 )
 from tests.worker.models.test_formats import fp8_folders
 from tests.worker.models.test_gpt_oss_layouts import in_numbers, publish
-from tests.worker.shares import load_ranks, logits_together, put_together
+from tests.worker.shares import Sums, load_ranks, logits_together, put_together
 from tests.worker.tiny import caches_of, forced_logits, ignore_progress, write_model
 
 WIDTHS: dict[str, Any] = {
@@ -116,9 +117,7 @@ CASES = {
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_ranks_are_the_whole(
-    case: Case, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_are_the_whole(case: Case, ranks: int, tmp_path: Path) -> None:
     """Put together their tensors are the whole's; so are their logits, but for rounding, and the
     ranks' own are one another's; and each holds, to the byte, what the fit says a rank does.
     """
@@ -131,7 +130,10 @@ def test_ranks_are_the_whole(
     whole = load_model(
         files, form=life.form, progress=ignore_progress, packed=life.packed, on_load=life.on_load
     )
-    models = load_ranks(files, ranks, form=life.form, packed=life.packed, on_load=life.on_load)
+    sums = Sums()
+    models = load_ranks(
+        files, ranks, sums.add, form=life.form, packed=life.packed, on_load=life.on_load
+    )
 
     expected = whole.parameters()
     held = [model.parameters() for model in models]
@@ -142,7 +144,7 @@ def test_ranks_are_the_whole(
 
     tokens = token_ids(24, seed=3)
     alone = forced_logits(whole, caches_of(whole), RowId(1), tokens, cuts=[])
-    logits = logits_together(models, tokens, monkeypatch)
+    logits = logits_together(models, tokens, sums)
     assert all(mx.array_equal(each, logits[0]) for each in logits)
     assert error(logits[0], alone) < case.tolerance
 
@@ -156,41 +158,41 @@ def test_ranks_are_the_whole(
         assert values == caches.kv_values_per_token + windowed
 
 
-@pytest.mark.parametrize(
-    ("config", "write"),
-    [(LLAMA, write_kin), (MOE, AFFINE4), (SINKS, publish)],
-    ids=["numbers", "experts", "blocks"],
-)
-def test_only_a_ranks_part_is_read(
-    config: Mapping[str, Any], write: Write, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """To the byte, where no run of bytes is so short that what lies between is read along.
-
-    Biases that are whole, and stored under another name, MLX reads by itself.
-    """
-    files = inspect_model(write(tmp_path, config))
-    reads: list[int] = []
-    read = os.preadv
-
-    def count(descriptor: int, buffers: Sequence[memoryview], begin: int) -> int:
-        done = read(descriptor, buffers, begin)
-        reads.append(done)
-        return done
-
-    monkeypatch.setattr(direct_reading, "STRIPE_NBYTES", 0)
-    monkeypatch.setattr(os, "preadv", count)
-    load_ranks(files, 4, form=files.stored, packed=files.packed)
-
-    whole = [fact.nbytes for fact in files.facts if fact.name.endswith("down_proj_bias")]
-    assert sum(reads) == 4 * (rank_description(files, 4).stored_nbytes - sum(whole))
-
-
 def test_a_ranks_load_needs_little_besides(tmp_path: Path) -> None:
     """No tensor is there whole, not even one in short stripes: each ends where it is read."""
     files = inspect_model(write_kin(tmp_path, change(LLAMA, intermediate_size=8192)))
     before = live_nbytes()
 
-    (model, *_) = load_ranks(files, 2, form=files.stored)
+    (model, *_) = load_ranks(files, 2, Sums().add, form=files.stored)
 
     finished = sum(array.nbytes for array in model.parameters().values())
     assert mx.get_peak_memory() - before <= 2 * finished + (16 << 10)
+
+
+@pytest.mark.parametrize("config", [DENSE, MOE, SINKS], ids=["dense", "experts", "sinks"])
+def test_a_ranks_pass_takes_what_is_planned(config: Mapping[str, Any], tmp_path: Path) -> None:
+    """A prompt of two chunks, kept to the rank's plan as a worker keeps it: within it, and not by
+    much.
+    """
+    wide = {"hidden_size": 512, "intermediate_size": 1024, "moe_intermediate_size": 512}
+    files = inspect_model(write_kin(tmp_path, change(config, **wide)))
+    part = rank_description(files, 4)
+    spec = LoadSpec(rows_max=1, context_length=1024, weights=Weights.FLOAT32)
+    plan = plan_load(facts_of(part), spec, device(1 << 20))
+    planned = plan.arrays_bytes - plan.nbytes_of(POOL_TERM)
+    sizes = part.footprint
+    beyond = sizes.passes.beyond_nbytes(sizes.caches, context=1024, item_nbytes=4)
+    before = live_nbytes()
+    (model, *others) = load_ranks(files, 4, lambda partial: partial, form=FloatType.F32)
+    del others
+    caches = RowCaches(model.new_caches(context_max=1024), context_max=1024, rows_max=1)
+    caches.join(RowId(1), tokens=1024)
+    live_nbytes()
+    limit = mx.set_memory_limit(planned - beyond + before)
+    try:
+        for first in (0, 512):
+            model.forward(Batch.prefill(token_ids(512, seed=first), first, RowId(1)), caches)
+            mx.eval(caches.state())
+    finally:
+        mx.set_memory_limit(limit)
+    assert 0.6 * planned < mx.get_peak_memory() - before <= planned

@@ -10,17 +10,28 @@ import pytest
 from mlxd_models.files.safetensors_header import TensorFact, read_header
 from mlxd_models.fit.parts import Part
 from mlxd_shared.domain.errors import InvalidModel
-from mlxd_worker.models.weights import direct_reading
-from mlxd_worker.models.weights.direct_reading import Segment, read_joined
+from mlxd_worker.models.weights.direct_reading import (
+    PIECE_NBYTES_MAX,
+    PIECE_NBYTES_MIN,
+    STRIPE_NBYTES,
+    STRIPES_AT_ONCE,
+    Segment,
+    read_joined,
+)
 
-SHAPE = (3, 12, 1000)
-PART = Part(2, range(250, 500))
+SHAPE = (3, 700, 1000)
+PARTS = {
+    "places": Part(0, range(1, 3)),
+    "long stripes": Part(1, range(300, 400)),
+    "short stripes": Part(2, range(250, 500)),
+    "all": Part(2, range(1000)),
+}
 
 
-@pytest.fixture
-def stored(tmp_path: Path) -> tuple[TensorFact, mx.array]:
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory: pytest.TempPathFactory) -> tuple[TensorFact, mx.array]:
     """A tensor in a file behind another one, and its values."""
-    file = tmp_path / "model.safetensors"
+    file = tmp_path_factory.mktemp("stripes") / "model.safetensors"
     values = mx.random.normal(SHAPE, mx.bfloat16, key=mx.random.key(5))
     mx.save_safetensors(str(file), {"a": mx.ones(7), "b": values})
     (fact,) = [fact for fact in read_header(file) if fact.name == "b"]
@@ -28,44 +39,48 @@ def stored(tmp_path: Path) -> tuple[TensorFact, mx.array]:
 
 
 @pytest.mark.parametrize("dtype", ["BF16", "F32"])
-@pytest.mark.parametrize(
-    "stripe_nbytes", [0, 1 << 16], ids=["by themselves", "with what is between"]
-)
-@pytest.mark.parametrize("pieces", [4096, 1 << 20])
-def test_any_part_is_read(
-    stored: tuple[TensorFact, mx.array],
-    dtype: str,
-    stripe_nbytes: int,
-    pieces: int,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As it is stored or widened; of all places along the first axis, or of one."""
+@pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
+def test_any_part_is_read(stored: tuple[TensorFact, mx.array], part: Part, dtype: str) -> None:
+    """As it is stored or widened; of all places along the first axis, or of some."""
     fact, values = stored
-    for name in ("PIECE_NBYTES_MIN", "PIECE_NBYTES_MAX", "SCRATCH_NBYTES"):
-        monkeypatch.setattr(direct_reading, name, pieces)
-    monkeypatch.setattr(direct_reading, "STRIPE_NBYTES", stripe_nbytes)
-    monkeypatch.setattr(direct_reading, "STRIPES_AT_ONCE", 5)
-    parts = [Part(0, range(1, 2)), Part(1, range(3, 6)), PART, Part(2, range(1000))]
-    for part in parts:
-        expected = mx.take(values, mx.array(list(part.span)), axis=part.axis)
-        array = read_joined([Segment(fact, None, part)], part.of(SHAPE), dtype=dtype)
-        assert mx.array_equal(array, expected.astype(array.dtype))
-        if part.axis == 0:
-            continue
-        array = read_joined(
-            [Segment(fact, place, part) for place in (2, 0)], (2, *part.of(SHAPE)[1:]), dtype=dtype
-        )
-        assert mx.array_equal(array, expected[mx.array([2, 0])].astype(array.dtype))
+    expected = mx.take(values, mx.array(list(part.span)), axis=part.axis)
+    array = read_joined([Segment(fact, None, part)], part.of(SHAPE), dtype=dtype)
+    assert mx.array_equal(array, expected.astype(array.dtype))
+    if part.axis == 0:
+        return
+    some = [Segment(fact, place, part) for place in (2, 0)]
+    array = read_joined(some, (2, *part.of(SHAPE)[1:]), dtype=dtype)
+    assert mx.array_equal(array, expected[mx.array([2, 0])].astype(array.dtype))
 
 
-def test_a_file_that_ends_within_a_stripe_is_refused(stored: tuple[TensorFact, mx.array]) -> None:
-    """Also where stripes are read together: the last one is missed."""
+def test_parts_are_read_by_themselves_where_that_pays(
+    stored: tuple[TensorFact, mx.array],
+) -> None:
+    """Nothing between long stripes is read; short ones are read many at once, and in pieces."""
     fact, _ = stored
-    last = fact.begin + fact.nbytes - 2 * (SHAPE[2] - PART.span.stop)
-    with fact.file.open("r+b") as file:
-        file.truncate(last)
-    read_joined([Segment(fact, None, PART)], PART.of(SHAPE), dtype="BF16")
-    with fact.file.open("r+b") as file:
-        file.truncate(last - 1)
+    segments = {name: Segment(fact, None, part) for name, part in PARTS.items()}
+    whole = [segment.stripes for segment in segments.values()]
+    for segment, stripes in zip(segments.values(), whole, strict=True):
+        assert sum(each.total_nbytes for each in stripes.cut(4096)) == segment.nbytes
+    long, short = segments["long stripes"].stripes, segments["short stripes"].stripes
+    assert long.nbytes >= STRIPE_NBYTES > short.nbytes
+    assert all(each.count == 1 for each in long.cut(PIECE_NBYTES_MAX))
+    pieces = list(short.cut(PIECE_NBYTES_MIN))
+    assert len(pieces) > 1
+    assert pieces[0].count > STRIPES_AT_ONCE
+    assert all((each.count - 1) * each.step < PIECE_NBYTES_MIN for each in pieces)
+
+
+def test_a_file_that_ends_within_a_stripe_is_refused(tmp_path: Path) -> None:
+    """Also where stripes are read together: the last one is missed."""
+    file, part = tmp_path / "model.safetensors", PARTS["short stripes"]
+    mx.save_safetensors(str(file), {"b": mx.ones(SHAPE, mx.bfloat16)})
+    (fact,) = read_header(file)
+    last = fact.begin + fact.nbytes - 2 * (SHAPE[2] - part.span.stop)
+    with file.open("r+b") as stream:
+        stream.truncate(last)
+    read_joined([Segment(fact, None, part)], part.of(SHAPE), dtype="BF16")
+    with file.open("r+b") as stream:
+        stream.truncate(last - 1)
     with pytest.raises(InvalidModel, match="ends before it does"):
-        read_joined([Segment(fact, None, PART)], PART.of(SHAPE), dtype="BF16")
+        read_joined([Segment(fact, None, part)], part.of(SHAPE), dtype="BF16")

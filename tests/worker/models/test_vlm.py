@@ -37,7 +37,6 @@ from tests.worker.kin import quantise
 from tests.worker.tiny import caches_of, ignore_progress, load, write_model
 from tests.worker.vlm import (
     CASES,
-    CONFIGS,
     Case,
     read_prompt,
     shown_by,
@@ -45,6 +44,7 @@ from tests.worker.vlm import (
     vlm_weights,
     worst_error,
 )
+from tests.worker.vlm_configs import CONFIGS
 
 PARITY = 1e-3
 KINDS = tuple(case for case in CASES if case.name == "plain")

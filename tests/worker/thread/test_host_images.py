@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ import pytest
 
 from mlxd_models.files.image_settings import ImageSettings
 from mlxd_models.sizes.sight_sizes import SightSizes
+from mlxd_shared.domain.chats import Chat, ChatMessage, ContentPart
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidModel, ModelUnloaded
 from mlxd_shared.domain.requests import LoadSpec
@@ -24,8 +26,10 @@ from mlxd_worker.thread.host import ModelHost
 from mlxd_worker.thread.resident import open_gallery
 from mlxd_worker.vision.sight import Sight, place_images
 from tests.support.engines import GREEDY, Collected
+from tests.support.gemma3_cases import write_marked_model
 from tests.support.mlx_memory import live_nbytes
 from tests.support.seeing import SIDE, TOKENS, write_seeing_model
+from tests.support.tiny_model import write_json
 
 HIDDEN = 32
 FEATURES_NBYTES = TOKENS * HIDDEN * 4
@@ -153,3 +157,28 @@ def test_one_blank_image_warms_a_tower(device: DeviceKind, shown: list[int]) -> 
     if shown:
         with pytest.raises(InvalidModel, match="cannot see a blank image: no kernel"):
             open_gallery(failing, Sight(sizes, plain), device)
+
+
+def test_a_template_that_writes_a_mark_alone_is_completed(tmp_path: Path) -> None:
+    """A Gemma 3 that is loaded has all of an image where its template writes the first mark; one
+    whose mark anybody could write is refused."""
+    limit = mx.set_cache_limit(1 << 40)
+    mx.set_cache_limit(limit)
+    folder = write_marked_model(tmp_path / "marked")
+    host = ModelHost(device=choose_backend(installed_versions(), platform=sys.platform).kind)
+    job = LoadJob(folder, "marked", "d" * 64, LoadSpec(rows_max=1, prefix_cache_nbytes=0))
+    loaded = host.load(job, lambda _: None)
+    assert loaded.sight is not None
+    assert loaded.chat is not None
+    before, place, behind = loaded.sight.sizes.around or (0, 0, 0)
+    chat = Chat((ChatMessage("user", parts=(ContentPart(image=b"file"),)),))
+    ids = loaded.chat.encode(loaded.chat.show(chat, "a <start_of_image> b"), "0")
+    at = ids.index(place)
+    assert (ids[at - 1], ids[at + 1]) == (before, behind)
+    host.unload(ModelUnloaded("marked"))
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    write_json(folder / "config.json", config | {"eoi_token_index": 100})
+    with pytest.raises(InvalidModel, match="100, which stands for an image, is no control token"):
+        host.load(job, lambda _: None)
+    host.unload(ModelUnloaded("marked"))
+    mx.set_cache_limit(limit)

@@ -18,6 +18,7 @@ import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mlxd_shared import config
@@ -114,7 +115,7 @@ def join_group(rank: int, ranks: int, kind: DeviceKind) -> Share:
             problem = f"rank {rank} of {ranks}: {backend} made it {group.rank()} of {group.size()}"
             raise BackendProblem(problem)
         mx.eval(mx.distributed.all_sum(mx.ones(1), group=group))  # all are there
-    return Share(rank, ranks, group)
+    return Share(rank, ranks, partial(mx.distributed.all_sum, group=group))
 
 
 @contextmanager

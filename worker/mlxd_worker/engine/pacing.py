@@ -8,7 +8,8 @@ Invariants:
   target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
   single prompt goes by in small pieces, without notice, and a crowd of them at full speed.
 - Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
-  `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target.
+  `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target. Where
+  tokens come together or not at all (`fit`), a step that has none yet has all of them.
 - One step never evaluates more than one whole pass, of however many prompts: so long at most is a
   cancel, a deadline or a new stream waited with.
 """

@@ -11,6 +11,7 @@ Invariants:
   row is passed over no more often than in the waiting queue (`Turns`).
 - A row looks its prompt up when its turn has come, not when it joins: what others have evaluated is
   there by then. While another one evaluates what both begin with, it waits for that.
+- Where an image's places see each other no chunk ends within it (`spans`).
 - What is on its way from the disk is put in as it arrives, a block a row and step; the row's turn
   comes when no more of it does, and until then it holds nobody up.
 """

@@ -169,11 +169,11 @@ def config_of(architecture: str, sizes: Mapping[str, Any] = SIZES) -> dict[str, 
         rope = {"type": "mrope", "mrope_section": sections}
         own = {**own, "rope_scaling": rope, "vision_config": tower, "image_token_id": 5}
     if architecture in STACKED:
-        own = _stacked(own, deep=[] if "linear_conv_kernel_dim" in own else [0])
+        own = _put_beside(own, deep=[] if "linear_conv_kernel_dim" in own else [0])
     return {"architectures": [architecture], **own}
 
 
-def _stacked(text: Mapping[str, Any], *, deep: list[int]) -> dict[str, Any]:
+def _put_beside(text: Mapping[str, Any], *, deep: list[int]) -> dict[str, Any]:
     """Return a text's config beside a tower's, whose layers `deep` give more than goes through."""
     pairs = int(text["head_dim"] * text.get("partial_rotary_factor", 1)) // 2
     sections = [pairs - 2 * (pairs // 4), pairs // 4, pairs // 4]

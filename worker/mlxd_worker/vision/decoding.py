@@ -143,7 +143,7 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
     Raises:
         Refused: it is too long for its width, or has more places than an image may have.
     """
-    width, height = _grown(width, height, target)
+    width, height = _grow(width, height, target)
     if max(width, height) > ASPECT_MAX * min(width, height):
         raise Refused(f"{width} x {height} pixels: too long for its width")
     side, least, most = target.side, target.pixels_min or 1, target.pixels_max or 1
@@ -161,7 +161,7 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
     return columns * side, rows * side
 
 
-def _grown(width: int, height: int, target: Target) -> tuple[int, int]:
+def _grow(width: int, height: int, target: Target) -> tuple[int, int]:
     """Return the size of an image that is as long as a place both ways, where it grows to that.
 
     As GLM-4V's processor, and PaddleOCR-VL's, do before they round.

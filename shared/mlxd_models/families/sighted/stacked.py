@@ -21,7 +21,7 @@ from typing import Any, Final
 from mlxd_models.families.common.decoder import HEADS_MAX, LAYERS_MAX, WIDTH_MAX
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
-from mlxd_models.families.sighted.tower import COLOURS, SIDE_MAX
+from mlxd_models.families.sighted.tower import COLOURS, SCORES_MAX, SIDE_MAX
 from mlxd_models.families.sighted.windowed import (
     FRAMES_MAX,
     MERGE_MAX,
@@ -29,7 +29,6 @@ from mlxd_models.families.sighted.windowed import (
     OUTPUT,
     PATCHES,
     QKV,
-    SCORES_MAX,
     check_colours,
     rope_base,
     windowed_layer,

@@ -19,6 +19,7 @@ from mlxd_models.families.common.decoder import HEADS_MAX, LAYERS_MAX, WIDTH_MAX
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
 from mlxd_models.sizes.weight_forms import TOWER_PREFIX
+from mlxd_shared.config import IMAGES_TOGETHER_MAX
 
 SIDE_MAX: Final = 4096
 ATTENTION: Final = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -76,12 +77,13 @@ class TowerConfig:
 
     @property
     def pass_values(self) -> int:
-        """Values alive at most for one image.
+        """Values alive at most for one image, of as many as are seen at once.
 
         Residual and norm beside the widest part of a layer: attention with its scores as products,
-        exponentials and sums, or the feed-forward before and behind its activation.
+        exponentials and sums, of which all images share `SCORES_MAX`, or the feed-forward before
+        and behind its activation.
         """
-        scores = min(self.heads * self.rows**2, SCORES_MAX)
+        scores = min(self.heads * self.rows**2, SCORES_MAX // IMAGES_TOGETHER_MAX)
         attention = self.rows * 5 * self.hidden + 3 * scores
         return self.rows * 2 * self.hidden + max(attention, self.rows * 3 * self.mlp)
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import mlx.core as mx
 
 from mlxd_models.families.sighted import stacked as names
+from mlxd_models.families.sighted import windowed
 from mlxd_models.families.sighted.stacked import StackedConfig
 from mlxd_models.families.sighted.tower import TowerActivation
 from mlxd_models.files.image_settings import ImageSettings
@@ -67,7 +68,7 @@ class StackedTower:
         """Take all of its weights."""
         self.config = config
         self._patches = take_patches(config, weights)
-        self._patch_bias = weights.take(f"{names.PATCHES}.bias")
+        self._patch_bias = weights.take(f"{windowed.PATCHES}.bias")
         self._table = weights.take(f"{names.TABLE}.weight")
         self._layers = tuple(_take_layer(weights, at) for at in range(config.layers))
         self._merger = _take_merger(weights, names.MERGER)
@@ -89,7 +90,7 @@ class StackedTower:
         angles = patch_angles(config, mx.arange(lines * columns, dtype=mx.int32), columns)
         turns = mx.cos(angles), mx.sin(angles)
         mx.eval(rows, turns)
-        deep = []
+        deep: list[mx.array] = []
         for index, layer in enumerate(self._layers):
             rows = rows + layer.output(self._attend(layer, rows, turns))
             mx.eval(rows)
@@ -166,12 +167,12 @@ def _take_norm(weights: Reader, stem: str) -> LayerNorm:
 
 
 def _take_layer(weights: Reader, index: int) -> StackedLayer:
-    prefix = names.windowed_layer(index)
-    before, between = names.NORMS
+    prefix = windowed.windowed_layer(index)
+    before, between = windowed.NORMS
     return StackedLayer(
         attention_norm=_take_norm(weights, prefix + before),
-        qkv=weights.linear([prefix + names.QKV], has_bias=True),
-        output=weights.linear([prefix + names.OUTPUT], has_bias=True),
+        qkv=weights.linear([prefix + windowed.QKV], has_bias=True),
+        output=weights.linear([prefix + windowed.OUTPUT], has_bias=True),
         mlp_norm=_take_norm(weights, prefix + between),
         up=weights.linear([prefix + names.UP], has_bias=True),
         down=weights.linear([prefix + names.DOWN], has_bias=True),

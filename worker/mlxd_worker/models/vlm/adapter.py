@@ -181,7 +181,12 @@ def _speak(
     return logits
 
 
-def _say_text(peer: Any, known: SeeingType, tokens: mx.array, caches: list[Any]) -> mx.array:  # noqa: ANN401 - no types there
+def _say_text(
+    peer: Any,  # noqa: ANN401 - no types there
+    known: SeeingType,
+    tokens: mx.array,
+    caches: list[Any],
+) -> mx.array:
     """Return the logits of a text that begins."""
     places = None
     if known.axes:

@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE
 from mlxd_worker.models.weights.linear import (
+    AddRanks,
     Linear,
     PackedLinear,
     PackedWeight,
@@ -100,7 +101,7 @@ class SummedExperts(Weighted):
 
     part: ExpertLinear | PackedExpertLinear
     """This rank's inputs, without the bias, which is added once, to the sum."""
-    group: mx.distributed.Group
+    add: AddRanks
     bias: mx.array | None = None
     """[experts, outputs]."""
 
@@ -117,7 +118,7 @@ class SummedExperts(Weighted):
 
         weights, chosen: `[M, chosen]`, by which experts were mixed.
         """
-        whole = mx.distributed.all_sum(mixed, group=self.group)
+        whole = self.add(mixed)
         if self.bias is None:
             return whole
         return whole + (self.bias[chosen] * weights[..., None]).sum(axis=1)

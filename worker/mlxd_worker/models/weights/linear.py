@@ -26,6 +26,10 @@ PACKED_ROWS_MAX_CPU = 2
 """The same on a CPU, where the packed product is a loop over values."""
 
 
+AddRanks = Callable[[mx.array], mx.array]
+"""Adds the arrays that all ranks have at this place; lazy."""
+
+
 @dataclass(frozen=True, slots=True)
 class Weighted:
     """A part of a model, whose fields hold weights: arrays, norms, and parts in their turn."""
@@ -168,7 +172,7 @@ class Summed(Weighted):
 
     part: Linear | PackedLinear
     """This rank's inputs, without the bias, which is added once, to the sum."""
-    group: mx.distributed.Group
+    add: AddRanks
     bias: mx.array | None = None
 
     @property
@@ -178,7 +182,7 @@ class Summed(Weighted):
 
     def __call__(self, rows: mx.array) -> mx.array:
         """Map this rank's [M, inputs / ranks] to [M, outputs], the same on all ranks; lazy."""
-        whole = mx.distributed.all_sum(self.part(rows), group=self.group)
+        whole = self.add(self.part(rows))
         return whole if self.bias is None else whole + self.bias
 
     def lookup(self, ids: mx.array) -> mx.array:

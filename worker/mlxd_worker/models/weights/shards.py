@@ -16,8 +16,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-import mlx.core as mx
-
 from mlxd_models.families.common.tensors import Stack
 from mlxd_models.fit.parts import ROWS
 from mlxd_worker.models.weights.expert_linear import (
@@ -25,7 +23,7 @@ from mlxd_worker.models.weights.expert_linear import (
     ExpertsSideBySide,
     SummedExperts,
 )
-from mlxd_worker.models.weights.linear import Projection, Summed
+from mlxd_worker.models.weights.linear import AddRanks, Projection, Summed
 from mlxd_worker.models.weights.reader import Reader
 
 
@@ -35,7 +33,7 @@ class Share:
 
     rank: int
     ranks: int
-    group: mx.distributed.Group
+    add: AddRanks
 
 
 class ShareReader(Reader):
@@ -51,7 +49,7 @@ class ShareReader(Reader):
         if not stems[0].endswith(ROWS):
             return super().linear(stems, has_bias=has_bias)
         bias = self.take(f"{stems[0]}.bias") if has_bias else None
-        return Summed(self._linear(stems, has_bias=False), self._share.group, bias)
+        return Summed(self._linear(stems, has_bias=False), self._share.add, bias)
 
     def experts(self, stacks: Sequence[Stack], *, has_bias: bool = False) -> ExpertProjection:
         """Return this rank's part of experts' linears over one input as one."""
@@ -61,7 +59,7 @@ class ShareReader(Reader):
         assert not isinstance(part, ExpertsSideBySide | SummedExperts), "one stack, and a part"
         stored = [self._stored_stems(stack) for stack in stacks]
         bias = self._stack(stored, "bias", self.dtype) if has_bias else None
-        return SummedExperts(part, self._share.group, bias)
+        return SummedExperts(part, self._share.add, bias)
 
 
 def share_reader(share: Share) -> Callable[..., Reader]:

@@ -41,7 +41,12 @@ REASON_CHARS_MAX: Final = 500
 """What is told of a library's error, which may name every tensor."""
 
 
-def module_of(name: str, *, package: str = "mlx_lm.models", library: str = MLX_LM) -> Any:  # noqa: ANN401 - no types there
+def module_of(
+    name: str,
+    *,
+    package: str = "mlx_lm.models",
+    library: str = MLX_LM,
+) -> Any:  # noqa: ANN401 - no types there
     """Import one of a library's modules; raises InvalidModel if it cannot be imported."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     try:
