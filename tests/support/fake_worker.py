@@ -242,6 +242,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--life-fd", type=int, required=True)
     parser.add_argument("--orphan-grace", type=float, required=True)
     parser.add_argument("--device", default="")
+    parser.add_argument("--ranks", type=int, default=1)
     parser.add_argument("--log-format", choices=["json"], required=True)
     return parser.parse_args()
 

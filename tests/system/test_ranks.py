@@ -64,3 +64,28 @@ async def test_ranks_are_placed_served_and_replaced(tmp_path: Path) -> None:
         now = (await client.model("a"), (await client.status()).workers)
         assert now[0].ranks == 2
         assert worker.pid not in {each.pid for each in now[1] if each.exit_code is None}
+
+
+@pytest.mark.asyncio
+async def test_ranks_outlive_their_controller(tmp_path: Path) -> None:
+    """The next one adopts them, on the devices that they have, and they serve on."""
+    model = write_tiny_model(tmp_path / "a", context_max=1024)
+    options = [f"--model=a={model}", "--reserve=1%", "--orphan-grace=60s"]
+    options.append(f"--run-dir={tmp_path / 'run'}")
+    async with serve(*options) as first:
+        async with Client(first.address, timeout_s=LIMIT_S) as client:
+            async with client.load("a", options=TWO) as updates:
+                async for _ in updates:
+                    pass
+            whole = await client.complete("ab", model="a", **ASKED)
+            (worker,) = (await client.status()).workers
+        first.process.kill()
+        await first.process.wait()
+    async with serve(*options) as second, Client(second.address, timeout_s=LIMIT_S) as client:
+        (kept,) = (await client.status()).workers
+        assert [rank.pid for rank in kept.memory.ranks] == [r.pid for r in worker.memory.ranks]
+        known = await client.model("a")
+        assert (known.ranks, known.device) == (2, "cpu+cpu")
+        assert (await client.complete("ab", model="a", **ASKED)).text == whole.text
+        (device,) = (await client.status()).devices
+        assert device.reserved_nbytes > 2 * kept.memory.total_nbytes

@@ -165,7 +165,7 @@ class SubprocessLauncher:
         self._launches += 1
         environment = self._environment
         devices = split_group(device)
-        gpu_ids = [self._gpu_ids[name] for name in devices if name in self._gpu_ids]
+        gpu_ids = list(filter(None, (self._gpu_ids.get(name) for name in devices)))
         if gpu_ids:
             environment = {**environment, VISIBLE_VARIABLE: ",".join(gpu_ids)}
         arguments = self.arguments

@@ -221,7 +221,13 @@ async def test_the_proof_of_another_version_is_not_used() -> None:
 
 @pytest.mark.asyncio
 @pytest.mark.parametrize(
-    ("device", "seen"), [("gpu1", "gpu1 GPU-2a79"), ("cpu", "cpu 0,1"), ("", " 0,1")]
+    ("device", "seen"),
+    [
+        ("gpu1", "gpu1 GPU-2a79"),
+        ("gpu1+gpu0", "gpu1+gpu0 GPU-2a79,GPU-6bee"),
+        ("cpu", "cpu 0,1"),
+        ("", " 0,1"),
+    ],
 )
 async def test_a_worker_sees_the_gpu_that_it_is_placed_on_alone(device: str, seen: str) -> None:
     """Its environment names the GPU by the driver's id; without one it is the controller's own."""
