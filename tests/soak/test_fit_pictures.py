@@ -17,6 +17,9 @@ from tests.support.seeing import image_settings, seeing_config
 from tests.support.seeing_shapes import shaped_config, shaped_settings
 
 RATIO_MIN, RATIO_MAX = 0.9, 1.1
+TOTAL_MAX = 1.2
+"""A plan has room for MLX's pool and for features of 16 images: 50 MB that large arrays and one or
+two pictures do not fill."""
 NARROW = Shape(hidden=64, layers=1, heads=2, kv_heads=1, mlp=128, context=8192)
 """Of a text that takes next to nothing, so that what is judged is what seeing takes."""
 
@@ -66,8 +69,9 @@ POINTS = [
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 async def test_an_estimate_holds_while_pictures_are_seen(point: Seen, tmp_path: Path) -> None:
-    """Of MLX's memory, and of the worker's process and its decoder's together: within 10 %."""
+    """Of MLX's memory, within 10 %; of the worker's process and its decoders' together, from 10 % too
+    little to 20 % too much."""
     truth = await measure(point, tmp_path / "model")
     sys.stderr.write(f"\n{truth.row()}\n")
     assert RATIO_MIN <= truth.device_ratio <= RATIO_MAX
-    assert RATIO_MIN <= truth.total_ratio <= RATIO_MAX
+    assert RATIO_MIN <= truth.total_ratio <= TOTAL_MAX
