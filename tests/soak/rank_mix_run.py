@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import mlxd_shared
 from mlxd_models.files.model_source import files_of
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import ShuttingDown
@@ -18,9 +19,10 @@ from mlxd_shared.domain.requests import LoadSpec, Sampling
 from mlxd_worker.engine.request import Cancel, StreamId, Submit
 from mlxd_worker.machine.backend import prepare_backend
 from mlxd_worker.thread.facts import LoadJob
-from tests.support.trained import DEMO
 from tests.worker.distributed.leading import lead
 from tests.worker.distributed.rank_run import Heard
+
+DEMO = Path(mlxd_shared.__file__).parent / "demo_model"
 
 
 def request_of(number: int, member: dict[str, Any], prompt: list[int], sink: Heard) -> Submit:

@@ -57,9 +57,13 @@ def suggestions(
     if (
         chosen.need_bytes <= device.total_bytes - device.reserve_bytes
     ):  # an operator's limit is less
-        limit = f"{math.ceil(chosen.need_bytes / MIB)}M"
+        ranks_on_one = max(device.parts.values())
+        limit = f"{math.ceil(chosen.need_bytes * ranks_on_one / MIB)}M"
         return (f"a memory limit of {limit} (`mlxd serve --memory-limit {limit}`)",)
-    return (f"a machine with {format_bytes(chosen.need_bytes)} for models",)
+    need = format_bytes(chosen.need_bytes)
+    if len(device.parts) > 1:
+        return (f"a machine with {need} for models on each of {chosen.ranks} devices",)
+    return (f"a machine with {need} for models",)
 
 
 def _context(choice: Choice, fits: _Fits) -> str | None:

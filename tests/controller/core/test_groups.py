@@ -103,6 +103,10 @@ def test_a_cpu_has_all_ranks_and_none_without_being_asked() -> None:
     ticket, _ = talk.load("m", LoadSpec(), model=wide())
     assert isinstance(talk.refusal(ticket), ModelTooLarge)
 
+    talk = Conversation(*gpus(0.1, 0.1))
+    ticket, _ = talk.load("m", LoadSpec(), model=wide())
+    assert "for models on each of 2 devices" in talk.refusal(ticket).describe()
+
 
 def test_devices_of_two_machines_make_no_group() -> None:
     """Nor do those that others start workers on; who asks for ranks there is told so."""

@@ -15,6 +15,7 @@ import os
 import queue
 import threading
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from mlxd_shared import config
@@ -108,6 +109,8 @@ class Calls:
                 self.beat()
         except WireBroken as error:
             _end(f"the leader: {error}")
+        except Exception as error:  # noqa: BLE001 - no memory to measure with, say
+            _end(repr(error))
 
 
 def follow(wire: Wire, *, rank: int, ranks: int, device: DeviceKind) -> NoReturn:
@@ -174,5 +177,6 @@ _CALLS: Final[Mapping[FrameKind, Callable[[ModelHost, Frame], object]]] = {
 
 
 def _end(reason: str) -> NoReturn:
-    _log.info("a rank ends", reason=reason)
+    with suppress(OSError):  # after a controller's end nobody may read it
+        _log.info("a rank ends", reason=reason)
     os._exit(ExitCode.ENGINE_FAILED)

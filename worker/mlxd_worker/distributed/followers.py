@@ -18,6 +18,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import NoReturn
 
 from mlxd_shared import config
@@ -127,7 +128,8 @@ class Followers:
 
         One that is stopped would not see that its leader has ended.
         """
-        _log.critical("the ranks end", reason=reason)
+        with suppress(OSError):  # after a controller's end nobody may read it
+            _log.critical("the ranks end", reason=reason)
         self.give_up()
         os._exit(code)
 
