@@ -69,7 +69,7 @@ POINTS = [
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 async def test_an_estimate_holds_while_pictures_are_seen(point: Seen, tmp_path: Path) -> None:
-    """Of MLX's memory, within 10 %; of the worker's process and its decoders' together, from 10 % too
+    """Of MLX's memory within 10 %; of the worker's process and its decoders' together from 10 % too
     little to 20 % too much."""
     truth = await measure(point, tmp_path / "model")
     sys.stderr.write(f"\n{truth.row()}\n")
