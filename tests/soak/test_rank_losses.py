@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import random
 import resource
@@ -26,7 +27,7 @@ LOSSES = int(os.environ.get("MLXD_RANK_LOSSES", "12"))
 TOKENS = 200
 GROUP_S = 10.0
 """Within this a group ends after the loss of a rank."""
-LOOK_S = 0.02
+WAIT_S = 120.0
 TWO = LoadSpec(ranks=2, context_length=1024)
 
 
@@ -66,12 +67,14 @@ async def generate(
 
 
 def wait_gone(pids: list[int], begin_s: float) -> float:
-    """Wait until none of the processes lives; return the seconds that it took."""
+    """Wait until none of the processes lives; return its seconds, infinite where it is too long."""
     for pid in pids:
         try:
-            psutil.Process(pid).wait(timeout=4 * GROUP_S)
+            psutil.Process(pid).wait(timeout=WAIT_S)
         except psutil.NoSuchProcess:
             continue
+        except psutil.TimeoutExpired:
+            return math.inf
     return time.monotonic() - begin_s
 
 
@@ -109,7 +112,7 @@ async def test_streams_outlive_their_ranks(
             texts = await asyncio.gather(*going)
             assert texts[0] == whole
             took_s.setdefault(way, []).append(await ending[0])
-            assert took_s[way][-1] <= GROUP_S + config.RANK_BEAT_S, (way, number)
+            assert took_s[way][-1] <= GROUP_S + config.RANK_BEAT_S, (way, number, took_s)
     with capsys.disabled():
         for way, seconds in took_s.items():  # the figures of docs/evidence
             most = max(seconds)

@@ -102,6 +102,8 @@ class Calls:
         except WireBroken as error:
             self._over.set()
             _end(f"the leader: {error}")
+        except Exception as error:  # noqa: BLE001 - no memory for a frame: nobody would miss it
+            _end(repr(error))
 
     def _beat(self) -> None:
         try:
