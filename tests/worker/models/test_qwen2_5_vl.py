@@ -17,7 +17,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.request import Image
-from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
+from mlxd_worker.models.base import Batch, Inlay, Model, Passes, Sighted
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.layers.windowed_tower import lay_windows
 from tests.support.golden_logits import COLUMNS, read_golden
@@ -61,7 +61,7 @@ def shown_by(model: Model, folder: Path, case: Case) -> Shown:
 
 
 def read(
-    model: Model, caches: RowCaches, shown: Shown, widths: Sequence[int], row: RowId = ROW
+    model: Passes, caches: RowCaches, shown: Shown, widths: Sequence[int], row: RowId = ROW
 ) -> mx.array:
     """Return the logits of a prompt, read in pieces of these widths by turns."""
     caches.join(row, tokens=len(shown.prompt))
