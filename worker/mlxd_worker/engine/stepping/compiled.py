@@ -108,7 +108,6 @@ class CompiledModel:
         if layout.source is not None:
             tokens = tokens[layout.source]
         alone = layout.alone is not None
-
         shapes, dtype = layout.shapes, self._model.dtype
 
         def plan(
@@ -129,7 +128,7 @@ class CompiledModel:
 
         step = self._step((layout.shapes, alone), plan)
         # Only the call refers to the arrays: whatever else did would make each write copy them.
-        turned = self._turned(batch, positions, layout.source)
+        turned = self._turns_of(batch, positions, layout.source)
         hidden, arrays = step(
             tokens, positions, layout.slot, turned, lend(self._layers, layout.arenas)
         )
@@ -141,9 +140,7 @@ class CompiledModel:
         tokens = batch.tokens.reshape(-1)
         if layout.source is not None:
             tokens = tokens[layout.source]
-        shape, several = layout.shape, layout.several
-
-        dtype = self._model.dtype
+        shape, several, dtype = layout.shape, layout.several, self._model.dtype
 
         def plan(
             arenas: Sequence[ArenaId],
@@ -164,7 +161,7 @@ class CompiledModel:
 
         step = self._step(((shape,), (layout.flat, several)), plan)
         arenas = [layout.arena]
-        turned = self._turned(batch, layout.positions, layout.source)
+        turned = self._turns_of(batch, layout.positions, layout.source)
         hidden, arrays = step(
             tokens, layout.positions, layout.slots, turned, lend(self._layers, arenas)
         )
@@ -177,7 +174,7 @@ class CompiledModel:
             return False
         return batch.turns.ndim > 1 or not self.capabilities.turns_apart
 
-    def _turned(
+    def _turns_of(
         self, batch: Batch, positions: mx.array, source: mx.array | None
     ) -> mx.array | None:
         """Return where each flat token stands for rotations, int32, as `positions`.
