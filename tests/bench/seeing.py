@@ -30,8 +30,6 @@ from tests.bench.seeing_model import SHAPES, TOKENS_MAX, picture_paths
 from tests.support.served import serve
 
 MODEL = "sees"
-LEAD_S = 0.3
-"""Between telling the clients and their asking."""
 ALONE = 3
 LINE_NBYTES_MAX = 1 << 24
 
@@ -44,10 +42,9 @@ class Crowd:
 
     async def ask(self, requests: Sequence[Asked]) -> list[Came]:
         """Have each of the first clients ask its own, all at the same moment."""
-        at_s = time.monotonic() + LEAD_S
         return await asyncio.gather(
             *(
-                self._one(process, msgspec.structs.replace(each, at_s=at_s))
+                self._one(process, each)
                 for process, each in zip(self._processes, requests, strict=False)
             )
         )

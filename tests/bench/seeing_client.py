@@ -25,8 +25,6 @@ class Asked(msgspec.Struct):
     new: int
     picture: str = ""
     ids: list[int] = []
-    at_s: float = 0.0
-    """When to ask, on the machine's steady clock."""
 
 
 class Came(msgspec.Struct):
@@ -50,7 +48,6 @@ async def ask(client: Client, model: str, request: Asked) -> Came:
         content = await asyncio.to_thread(Path(request.picture).read_bytes)
         parts = (ContentPart(image=content), ContentPart(WORDS))
         prompt = Chat((ChatMessage("user", parts=parts),))
-    await asyncio.sleep(max(request.at_s - time.monotonic(), 0.0))
     sent_s = time.monotonic()
     first_s, usage, tokens = 0.0, None, 0
     options = SamplingOptions(temperature=0.0)

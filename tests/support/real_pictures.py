@@ -7,6 +7,7 @@ as far as they decide what is seen, and transformers' own class, which makes the
 from __future__ import annotations
 
 import importlib
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,8 @@ from mlxd_models.families.registry import REGISTRY
 from mlxd_models.files.image_settings import ImageSettings, read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
 from tests.real_inputs import real_input
+from tests.support.gemma3_cases import panning_settings, seeing_gemma3_config
+from tests.support.qwen3_vl_cases import stacked_config
 from tests.support.seeing import image_settings, seeing_config
 from tests.support.seeing_shapes import shaped_config, shaped_settings
 from tests.support.tiny_model import write_json
@@ -104,6 +107,33 @@ def _make_qwen_vl(name: str, *, pixels_min: int, pixels_max: int) -> Processor:
     return Processor(name, shaped_config(vision=vision), settings, "qwen2_vl", refer_patches)
 
 
+def _make_qwen3_vl() -> Processor:
+    """Qwen3-VL's, and Qwen3.5's: 16 pixels a patch, limits as edges."""
+    config = stacked_config(vision={"patch_size": 16, "spatial_merge_size": 2})
+    settings = {
+        "image_processor_type": "Qwen2VLImageProcessor",
+        "size": {"shortest_edge": 65_536, "longest_edge": 16_777_216},
+        "patch_size": 16, "merge_size": 2, "temporal_patch_size": 2,
+        "image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5],
+    }  # fmt: skip
+    return Processor("qwen3-vl", config, settings, "qwen2_vl", refer_patches)
+
+
+def _make_gemma3() -> Processor:
+    """Gemma 3's: squares of 896 pixels, bilinear, 256 places."""
+    vision = {"image_size": 896, "patch_size": 14}
+    config = seeing_gemma3_config(vision=vision, mm_tokens_per_image=256)
+
+    def refer(processor: Any, image: Image.Image) -> Reference:
+        from transformers.models.gemma3.processing_gemma3 import Gemma3Processor  # noqa: PLC0415
+
+        made = processor(image, return_tensors="np")["pixel_values"]
+        places = inspect.signature(Gemma3Processor.__init__).parameters["image_seq_length"]
+        return Reference(stand_upright(made), int(places.default))
+
+    return Processor("gemma3", config, panning_settings(896), "gemma3", refer)
+
+
 def refer_patches(processor: Any, image: Image.Image) -> Reference:
     """Return what a processor of patches makes: place by place, each of `merge` squared patches."""
     made = processor(image, return_tensors="np")
@@ -125,5 +155,7 @@ PROCESSORS: Final = (
     _make_llava(tower="siglip", side=384, patch=14),
     _make_qwen_vl("qwen2.5-vl", pixels_min=56 * 56, pixels_max=28 * 28 * 16_384),
     _make_qwen_vl("qwen2.5-vl-small", pixels_min=256 * 28 * 28, pixels_max=280 * 28 * 28),
+    _make_qwen3_vl(),
+    _make_gemma3(),
 )
-"""The last one's limits, as applications set them, make nearly every picture larger or smaller."""
+"""The small one's limits, as applications set them, make nearly every picture larger or smaller."""

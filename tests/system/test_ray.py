@@ -120,7 +120,8 @@ async def kill(cluster: RayCluster, served: Served, client: Client, name: str) -
 async def test_a_fleet_on_ray_loses_nodes_and_streams_go_on(tmp_path: Path) -> None:
     """A raylet killed, another one stopped: equal tokens; who comes back is used again.
 
-    Workers run at the priority of their node's raylet, and its end is known within a second.
+    Workers run at the priority of their node's raylet, and its end is known within a second. Stdout
+    has nothing but where the server listens.
     """
     async with ray_cluster("a", "b") as cluster, controller(cluster, tmp_path) as (served, client):
         await until(client, only_reach("a", "b"))
@@ -148,6 +149,10 @@ async def test_a_fleet_on_ray_loses_nodes_and_streams_go_on(tmp_path: Path) -> N
         while len(news_s) < TRIES and min(news_s, default=LIMIT_S) > NEWS_S_MAX:
             news_s.append(await kill(cluster, served, client, second))
         assert min(news_s) <= NEWS_S_MAX
+
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.stdout is not None
+        assert await served.process.stdout.read() == b""  # Ray tells of nodes on stderr
         gaps = f"gap after a kill {killed_s:.2f} s, after a silence {silent_s:.2f} s"
         print(f"{gaps}; news of a kill after {min(news_s):.2f} s")  # noqa: T201
 

@@ -49,8 +49,9 @@ class InPlace(KVCache):
         assert group.targets is not None
         count, half = group.count, self.head_dim // 2
         slots, positions = group.targets[:count, 0], group.targets[:count, 1]
+        places = group.targets[:count, -1]  # for rotations: positions where there are two columns
         split = joined.reshape(count, heads + 2 * self.kv_heads, self.head_dim)
-        angles = (positions[:, None] / periods)[:, None]
+        angles = (places[:, None] / periods)[:, None]
         turning = split[:, : heads + self.kv_heads]
         left, right = turning[..., :half], turning[..., half:]
         turned = mx.concatenate(

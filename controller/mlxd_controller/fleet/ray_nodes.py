@@ -15,8 +15,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sys
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, redirect_stdout
 from typing import Any
 
 import ray
@@ -89,6 +90,9 @@ class RayNode:
 async def join_cluster(address: str) -> AsyncIterator[Members]:
     """Join a cluster around the body: `auto` is this machine's, else its head's HOST:PORT.
 
+    Meanwhile what is printed goes to stderr: Ray prints there what happens to nodes, and stdout is
+    for where this server listens.
+
     Raises:
         InvalidRequest: there is no such cluster, or it is of another version.
     """
@@ -96,6 +100,18 @@ async def join_cluster(address: str) -> AsyncIterator[Members]:
         os.environ.setdefault(name, value)
     if address.startswith(FLEET_SCHEME):
         await _check_listens(address)
+    with redirect_stdout(sys.stderr):
+        await _join(address)
+        if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray sets it where it has one for `auto`
+            reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
+            _log.warning("Ray asks nobody for a token", reason=reason)
+        try:
+            yield Members(_list_members, _start_agent)
+        finally:
+            await asyncio.to_thread(ray.shutdown)
+
+
+async def _join(address: str) -> None:
     try:
         # On a thread: on the main one Ray takes SIGTERM for itself.
         await asyncio.to_thread(
@@ -110,13 +126,6 @@ async def join_cluster(address: str) -> AsyncIterator[Members]:
         if problem.startswith(NOT_LET_IN):  # its port is open: it is not away
             problem += "; does it ask for another token (RAY_AUTH_MODE, RAY_AUTH_TOKEN)?"
         raise InvalidRequest.of("fleet", f"{address}: {problem}") from error
-    if os.environ.get("RAY_AUTH_MODE") != "token":  # Ray sets it where it has a token for `auto`
-        reason = "whoever reaches it can run programs on all nodes; set RAY_AUTH_MODE=token"
-        _log.warning("Ray asks nobody for a token", reason=reason)
-    try:
-        yield Members(_list_members, _start_agent)
-    finally:
-        await asyncio.to_thread(ray.shutdown)
 
 
 async def _check_listens(address: str) -> None:

@@ -64,7 +64,8 @@ def check_divides(described: Description, spec: LoadSpec, ranks: int) -> None:
     facts = {fact.name: fact for fact in described.facts}
     for tensor in described.specs:
         if tensor.required and (problem := uneven_problem(tensor, ranks)):
-            raise facts[tensor.stored_name].error(problem)
+            fact = facts[tensor.stored_name]
+            raise fact.error(problem, field=fact.stored_name)
     if spec.weights in ON_LOAD:
         _check_packs(described, spec, ranks, ON_LOAD[spec.weights])
 

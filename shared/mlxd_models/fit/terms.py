@@ -134,7 +134,8 @@ def _activations(
     seen = ""
     if facts.sight is not None:  # images are seen before a pass begins
         kept = facts.sight.kept_nbytes(item_bytes)
-        nbytes = max(nbytes, facts.sight.seeing_nbytes(item_bytes)) + kept
+        seeing = facts.sight.seeing_nbytes(item_bytes, on_cpu=device.on_cpu)
+        nbytes = max(nbytes, seeing) + kept
         seen = f", with features of {config.IMAGE_FEATURES_KEPT_MAX} images"
     making = max((taken.beyond_in(choice.weights, item_bytes) for taken in facts.taken), default=0)
     if making - beside_bytes > nbytes:

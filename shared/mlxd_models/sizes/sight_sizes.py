@@ -17,8 +17,9 @@ READER_NBYTES: Final = 23 * config.MIB
 and with images of 3.2 million pixels 58.7 (JPEG) to 67.1 (PNG)."""
 PICTURE_PIXELS: Final = 2 * config.MIB
 """Of a usual picture before it is made smaller, where a model sees fewer pixels than that."""
-_DECODED, _SHOWN = 4, 8
-"""Bytes a pixel there: as decoded; as it is seen, with the answer that is made of it."""
+_DECODED, _SHOWN = 6, 8
+"""Bytes a pixel there: of what is decoded, four and what its decoder holds; of what is seen, four
+and the answer that is made of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +37,8 @@ class SightSizes:
     """Values of a feature that take an embedding's place."""
     pass_values: int
     """Values alive at most while one image is seen."""
+    settled_values: int = 0
+    """The same on a CPU, where a tower evaluates each of its parts before the next; 0: as many."""
     varies: bool = False
     """Whether an image keeps its shape: it has then rows and columns of places."""
     levels: int = 0
@@ -75,13 +78,18 @@ class SightSizes:
         """How many images are seen in one pass."""
         return 1 if self.varies else config.IMAGES_TOGETHER_MAX
 
+    def together_on(self, *, on_cpu: bool) -> int:
+        """Return the same by the device: one is enough work for a CPU."""
+        return 1 if on_cpu else self.together
+
     def nbytes_of(self, tokens: int) -> int:
         """Return what an image of so many places takes before it is seen."""
         return 3 * self.side * self.side * (tokens if self.varies else 1)
 
-    def seeing_nbytes(self, item_nbytes: int) -> int:
+    def seeing_nbytes(self, item_nbytes: int, *, on_cpu: bool = False) -> int:
         """Return what a pass over as many images as are seen at once takes."""
-        return self.together * self.pass_values * item_nbytes
+        values = (on_cpu and self.settled_values) or self.pass_values
+        return self.together_on(on_cpu=on_cpu) * values * item_nbytes
 
     def reading_nbytes(self, rows: int) -> int:
         """Return what reading files takes beside the arrays, for so many streams at once.

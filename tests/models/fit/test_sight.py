@@ -36,7 +36,7 @@ def test_readers_and_pixels_count_with_the_process(sight: SightSizes, seen: int,
     """A decoder for each request that is read at once, around the larger of a usual picture and
     what is seen; an image's pixels for each stream. A GPU has neither."""
     blind = term(plan(None, rows=rows), "process")
-    reader = READER_NBYTES + 4 * max(seen, PICTURE_PIXELS) + 8 * seen
+    reader = READER_NBYTES + 6 * max(seen, PICTURE_PIXELS) + 8 * seen
     beyond = term(plan(sight, rows=rows), "process") - blind
     assert beyond == min(rows, config.IMAGE_READS_MAX) * reader + rows * 3 * seen
     gpu = plan(sight, kind=DeviceKind.CUDA, rows=rows)
@@ -46,5 +46,19 @@ def test_readers_and_pixels_count_with_the_process(sight: SightSizes, seen: int,
 def test_pixels_count_no_further_than_they_are_held() -> None:
     """However many streams there may be."""
     most = config.IMAGE_PIXELS_HELD_BYTES_MAX
-    readers = config.IMAGE_READS_MAX * (READER_NBYTES + 12 * 4096 * 784)
+    readers = config.IMAGE_READS_MAX * (READER_NBYTES + 14 * 4096 * 784)
     assert SHAPES.reading_nbytes(10_000) == readers + most
+
+
+def test_a_cpu_sees_one_image_and_one_part_after_another() -> None:
+    """A plan for it counts that much; elsewhere several images, each whole part at once."""
+    settled = replace(SQUARES, settled_values=1 << 19)
+    kept = settled.kept_nbytes(4)
+    beyond = {
+        kind: term(plan(settled, kind=kind), "activations") - kept
+        for kind in (DeviceKind.CPU, DeviceKind.CUDA)
+    }
+    assert settled.seeing_nbytes(4, on_cpu=True) == 4 << 19
+    assert SQUARES.seeing_nbytes(4, on_cpu=True) == 4 << 20
+    assert beyond[DeviceKind.CUDA] == config.IMAGES_TOGETHER_MAX * (4 << 20)
+    assert beyond[DeviceKind.CPU] < beyond[DeviceKind.CUDA]

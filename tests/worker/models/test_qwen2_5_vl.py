@@ -17,7 +17,7 @@ from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.request import Image
-from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
+from mlxd_worker.models.base import Batch, Inlay, Model, Passes, Sighted
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.layers.windowed_tower import lay_windows
 from tests.support.golden_logits import COLUMNS, read_golden
@@ -61,7 +61,7 @@ def shown_by(model: Model, folder: Path, case: Case) -> Shown:
 
 
 def read(
-    model: Model, caches: RowCaches, shown: Shown, widths: Sequence[int], row: RowId = ROW
+    model: Passes, caches: RowCaches, shown: Shown, widths: Sequence[int], row: RowId = ROW
 ) -> mx.array:
     """Return the logits of a prompt, read in pieces of these widths by turns."""
     caches.join(row, tokens=len(shown.prompt))
@@ -212,7 +212,7 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(full: list[int], tmp_path: Pa
     features = model.see(pixels, settings)
     taken_nbytes = mx.get_peak_memory() - held_nbytes
     assert features.shape == (1, places, 32)
-    said = family.parse(case.config).tower.pass_values_of(places)
+    said = family.parse(case.config).tower.settled_values_of(places)
     assert taken_nbytes <= 4 * said
     assert taken_nbytes > 4 * said / 4, "far more than is needed"
 

@@ -2,7 +2,8 @@
 
 Invariants:
 - An image is seen when a pass is about to read a place of it, at most IMAGES_TOGETHER_MAX at once,
-  whoever's they are, and alone where it keeps its shape; the same image of two rows once.
+  whoever's they are, and alone where it keeps its shape or on a CPU; the same image of two rows
+  once.
 - Features are kept for the next chunk, and for the next prompt that shows the same image: of
   IMAGE_FEATURES_KEPT_MAX images, the one used longest ago going first, and before new ones are
   made: no more are held at any time, but for those of one pass. What is gone is seen again, from
@@ -36,8 +37,10 @@ class Gallery:
         settings: ImageSettings,
         *,
         kept_max: int = config.IMAGE_FEATURES_KEPT_MAX,
+        on_cpu: bool = True,
     ) -> None:
         """Keep nothing yet."""
+        self._together = sizes.together_on(on_cpu=on_cpu)
         self._model = model
         self.sizes = sizes
         self._settings = settings
@@ -88,8 +91,8 @@ class Gallery:
         for name in images.keys() & self._features.keys():
             self._features.move_to_end(name)
         self._drop_oldest(max(self._kept_max - len(new), len(images) - len(new)))
-        for at in range(0, len(new), self.sizes.together):
-            self._see(new[at : at + self.sizes.together])
+        for at in range(0, len(new), self._together):
+            self._see(new[at : at + self._together])
         return {name: self._features[name] for name in images}
 
     def _see(self, images: Sequence[Image]) -> None:

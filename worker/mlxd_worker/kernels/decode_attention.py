@@ -47,13 +47,14 @@ _ATTEND = """
   constexpr int G = H / KV, LANES = D / 8, GROUPS = THREADS / LANES;
   constexpr int WARPS = THREADS / 32, AT_ONCE = GROUPS * U;
   const int part = blockIdx.x, head = blockIdx.y, row = blockIdx.z;
-  const int position = places[2 * row + 1];
+  const int position = places[COLUMNS * row + 1];
+  const int turned = COLUMNS == 2 ? position : places[COLUMNS * row + 2];
   const int PART = (position / (PARTS * PART_LEAST) + 1) * PART_LEAST, start = part * PART;
   if (start > position) return;
   const int cached = min(start + PART, position);
   const bool own = position < start + PART;
   const int lane = threadIdx.x % LANES, group = threadIdx.x / LANES, warp = threadIdx.x / 32;
-  const long long slot = ((long long)places[2 * row] * KV + head) * CAP * D;
+  const long long slot = ((long long)places[COLUMNS * row] * KV + head) * CAP * D;
   const uint4* from_keys = reinterpret_cast<const uint4*>(keys + slot) + lane;
   const uint4* from_values = reinterpret_cast<const uint4*>(values + slot) + lane;
   auto load = [&](int at, uint4 (&key)[U], uint4 (&value)[U]) {
@@ -76,7 +77,7 @@ _ATTEND = """
     const T* from = given + (which < G ? head * G + which : H + head) * D + pair;
     const float a = static_cast<float>(from[0]), b = static_cast<float>(from[D / 2]);
     float sine, cosine;
-    sincosf(static_cast<float>(position) / periods[pair], &sine, &cosine);
+    sincosf(static_cast<float>(turned) / periods[pair], &sine, &cosine);
     const T left = static_cast<T>(a * cosine - b * sine);
     const T right = static_cast<T>(a * sine + b * cosine);
     if (which < G) {
@@ -298,7 +299,8 @@ class Target:
     """Where each row's token goes."""
 
     places: mx.array
-    """int32 [N or more, 2]: slots and positions; computed, since those of the host are slow."""
+    """int32 [N or more, 2]: slots and positions; computed, because those of the host are slow. A
+    third column is where tokens stand for rotations, if that may be elsewhere."""
     keys: mx.array
     """`[slots, kv_heads, capacity, head_dim]`, as the values."""
     values: mx.array
@@ -333,6 +335,7 @@ def attend_in_place(
             ("KV", kv_heads),
             ("D", head_dim),
             ("CAP", capacity),
+            ("COLUMNS", at.places.shape[1]),
             ("PARTS", cut.parts),
             ("THREADS", cut.threads),
             ("U", cut.loads),

@@ -14,14 +14,15 @@ from mlxd_worker.kernels.own import Body, OwnKernel
 
 _WRITE = """
   const int head = blockIdx.x, row = blockIdx.y, pair = threadIdx.x;
-  const int position = places[2 * row + 1];
-  const long long at = (((long long)places[2 * row] * KV + head) * CAP + position) * D;
+  const int position = places[COLUMNS * row + 1];
+  const int turned = COLUMNS == 2 ? position : places[COLUMNS * row + 2];
+  const long long at = (((long long)places[COLUMNS * row] * KV + head) * CAP + position) * D;
   const T* given = joined + (long long)row * (H + 2 * KV) * D;
   const T* key = given + (H + head) * D + pair;
   const T* value = given + (H + KV + head) * D + pair;
   const float a = static_cast<float>(key[0]), b = static_cast<float>(key[D / 2]);
   float sine, cosine;
-  sincosf(static_cast<float>(position) / periods[pair], &sine, &cosine);
+  sincosf(static_cast<float>(turned) / periods[pair], &sine, &cosine);
   T* keys_at = const_cast<T*>(keys) + at + pair;
   T* values_at = const_cast<T*>(values) + at + pair;
   keys_at[0] = static_cast<T>(a * cosine - b * sine);
@@ -29,8 +30,9 @@ _WRITE = """
   values_at[0] = value[0];
   values_at[D / 2] = value[D / 2];
   if (head == 0 && pair == 0) {
-    written[2 * row] = places[2 * row];
-    written[2 * row + 1] = position;
+    written[COLUMNS * row] = places[COLUMNS * row];
+    written[COLUMNS * row + 1] = position;
+    if constexpr (COLUMNS > 2) written[COLUMNS * row + 2] = turned;
   }
 """
 """Rotates as `decode_attention` does, to the bit: that one writes the same values once more."""
@@ -57,6 +59,7 @@ def write_in_place(joined: mx.array, periods: mx.array, at: Target, *, heads: in
             ("KV", kv_heads),
             ("D", head_dim),
             ("CAP", capacity),
+            ("COLUMNS", at.places.shape[1]),
         ],
     )
     return written

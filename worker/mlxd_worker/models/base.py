@@ -148,6 +148,9 @@ class Capabilities:
     """Whether a decode step by slots writes standard caches in place (`attend_joined`)."""
     overlaps_steps: bool = False
     """Whether every decode step writes its caches in place, even while another is under way."""
+    turns_apart: bool = False
+    """Whether tokens may stand elsewhere for rotations than at their positions (`Batch.turns`), and
+    traced and in-place passes turn them by it, a number a token."""
     prompts_in_place: bool = False
     """Whether short prompts are written in place as well (`tokens.is_read_in_place`)."""
     on_cpu: bool = field(default_factory=runs_cpu)

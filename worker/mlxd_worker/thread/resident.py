@@ -198,8 +198,9 @@ def open_gallery(model: Model, sight: Sight | None, device: DeviceKind) -> Galle
     if sight is None:
         return None
     assert isinstance(model, Sighted), "its description says so"
-    gallery = Gallery(model, sight.sizes, sight.settings)
-    if device is not DeviceKind.CPU:
+    on_cpu = device is DeviceKind.CPU
+    gallery = Gallery(model, sight.sizes, sight.settings, on_cpu=on_cpu)
+    if not on_cpu:
         try:
             gallery.warm_up()
         except (RuntimeError, ValueError) as error:  # MLX's own

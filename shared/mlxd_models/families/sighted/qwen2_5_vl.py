@@ -90,6 +90,7 @@ def qwen2_5_vl_footprint(config: Qwen25VlConfig) -> Footprint:
         side=config.tower.side,
         hidden=config.text.hidden,
         pass_values=config.tower.pass_values,
+        settled_values=config.tower.settled_values,
     )
     return replace(llama_footprint(config.text), sight=sight)
 

@@ -115,7 +115,13 @@ def place_token(fields: Fields, *, default: int, vocab: int) -> int:
 
 
 def shaped_sight(
-    *, token_id: int, side: int, hidden: int, pass_values: int, levels: int = 0
+    *,
+    token_id: int,
+    side: int,
+    hidden: int,
+    pass_values: int,
+    settled_values: int = 0,
+    levels: int = 0,
 ) -> SightSizes:
     """Return how a model sees whose images keep their shape."""
     return SightSizes(
@@ -124,6 +130,7 @@ def shaped_sight(
         side=side,
         hidden=hidden,
         pass_values=pass_values,
+        settled_values=settled_values,
         varies=True,
         levels=levels,
     )

@@ -94,7 +94,7 @@ class WindowedConfig:
         Its patches before they are embedded; or pixels, residual, norm and angles beside the widest
         part of a layer: attention, around its rotations, with scores as products, exponentials and
         sums, or the feed-forward around its activation; or the places around the merger's
-        products. MLX on a CPU makes room for all of a part at once: that much was measured.
+        products. MLX makes room for all that is evaluated together.
         """
         rows = places * self.merge**2
         embedding = rows * (3 * self.patch_values + self.hidden)
@@ -103,6 +103,28 @@ class WindowedConfig:
         attention = rows * 16 * self.hidden + 3 * scores
         held = rows * (3 * self.hidden + COLOURS * self.patch**2)
         layer = held + max(attention, rows * 5 * self.mlp)
+        merging = rows * self.hidden + places * (3 * self.merged + 2 * self.output)
+        return max(embedding, layer, merging)
+
+    @property
+    def settled_values(self) -> int:
+        """Values alive at most for the largest image on a CPU."""
+        return self.settled_values_of(config.IMAGE_PLACES_MAX)
+
+    def settled_values_of(self, places: int) -> int:
+        """Return the same for so many places where each part is evaluated before the next.
+
+        The widest of: patches, cut and laid out; beside pixels and residual, attention from its
+        queries to its sums with the scores, or the feed-forward; the merger. That much was
+        measured.
+        """
+        rows = places * self.merge**2
+        pixels = 5 * COLOURS * self.patch**2 // 4  # as floats, and in 8 bits
+        embedding = rows * (27 * self.patch_values // 10 + self.hidden)
+        seen = rows if self.full else min(rows, (self.window * self.merge) ** 2)
+        scores = min(self.heads * rows * seen, SCORES_MAX)
+        attention = rows * 9 * self.hidden + scores
+        layer = rows * (3 * self.hidden + pixels) + max(attention, rows * 5 * self.mlp)
         merging = rows * self.hidden + places * (3 * self.merged + 2 * self.output)
         return max(embedding, layer, merging)
 

@@ -87,7 +87,8 @@ class Group:
     A slot whose row is not in the batch takes any; what it yields is dropped.
     """
     targets: mx.array | None = None
-    """Slots and positions to write, int32 [m or more, 2], where a kernel may do so in place."""
+    """Slots and positions to write, int32 [m or more, 2], where a kernel may do so in place; a
+    third column is where tokens stand for rotations (`Capabilities.turns_apart`)."""
     chunks: Chunks | None = None
     """Where the batch is several rows' chunks: how these here are attended; `slots_used` is then
     the number of their rows, and `last_visible` is by these, `[n, chunks.width]`."""

@@ -111,14 +111,17 @@ def positions_of(
     return mx.array(positions, dtype=mx.int32)
 
 
-def on_device(slots: mx.array, positions: mx.array) -> mx.array:
+def on_device(slots: mx.array, positions: mx.array, turned: mx.array | None = None) -> mx.array:
     """Return both as one array `[TARGETS_MIN or more, 2]` that has been computed.
+
+    turned: where tokens stand for rotations, a third column; None: at their positions.
 
     MLX keeps what comes from the host, and all arrays of 8 bytes, where a GPU reads them over its
     bus: 8 us a kernel on an H200, of each layer.
     """
     padding = max(TARGETS_MIN - positions.shape[0], 0)
-    return mx.pad(mx.stack([slots, positions], axis=1), [(0, padding), (0, 0)])
+    columns = [slots, positions] if turned is None else [slots, positions, turned]
+    return mx.pad(mx.stack(columns, axis=1), [(0, padding), (0, 0)])
 
 
 def plan_by_slots(
@@ -129,13 +132,18 @@ def plan_by_slots(
     slot: mx.array,
     lone_row: bool,
     dtype: mx.Dtype,
+    turned: mx.array | None = None,
 ) -> StepPlan:
-    """Return the plan of a pass by slots, from arrays that may be a function's arguments."""
+    """Return the plan of a pass by slots, from arrays that may be a function's arguments.
+
+    turned: where tokens stand for rotations, as `positions`; None: there.
+    """
     groups: list[Group] = []
     first = 0
     for shape, arena in zip(shapes, arenas, strict=True):
         count = 1 if lone_row else shape.slots
-        own = positions if len(shapes) == 1 else positions[first : first + count]
+        part = slice(None) if len(shapes) == 1 else slice(first, first + count)
+        own = positions if len(shapes) == 1 else positions[part]
         at = own[:, None]
         slots = slot if lone_row else mx.arange(count, dtype=mx.int32)
         groups.append(
@@ -150,7 +158,7 @@ def plan_by_slots(
                 write_slots=slots[:, None],
                 write_positions=at,
                 last_visible=mx.broadcast_to(at, (shape.slots, 1)) if lone_row else at,
-                targets=on_device(slots, own),
+                targets=on_device(slots, own, None if turned is None else turned[part]),
             )
         )
         first += count

@@ -159,8 +159,12 @@ def plan_tokens(
     slots: mx.array,
     several: bool,
     dtype: mx.Dtype,
+    turned: mx.array | None = None,
 ) -> StepPlan:
-    """Return the plan of a pass over tokens, from arrays that may be a function's arguments."""
+    """Return the plan of a pass over tokens, from arrays that may be a function's arguments.
+
+    turned: where tokens stand for rotations, as `positions`; None: there.
+    """
     count = positions.shape[0]
     at = positions[:, None]
     group = Group(
@@ -173,7 +177,7 @@ def plan_tokens(
         write_slots=slots[:, None],
         write_positions=at,
         last_visible=at,
-        targets=on_device(slots, positions),
+        targets=on_device(slots, positions, turned),
     )
     return StepPlan(
         width=1,

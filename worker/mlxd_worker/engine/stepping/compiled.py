@@ -2,7 +2,8 @@
 
 Invariants:
 - The function takes tokens, positions and the caches' arrays and returns hidden rows and the
-  arrays: given away while it is called and evaluated, they are written in place.
+  arrays: given away while it is called and evaluated, they are written in place. Where tokens may
+  stand elsewhere for rotations (`turns_apart`), it takes where, one number a token.
 - It is traced once for each set of arena shapes; rows that join, leave or trade places only change
   what is in its arguments. One arena's shapes are run before READY; sets of several when they are
   first met, at most `STEPS_MAX` of all kept.
@@ -31,9 +32,13 @@ from mlxd_worker.models.base import Batch, Model
 STEPS_MAX = 160
 """Compiled steps that are kept, the one used longest ago going first."""
 
-Step = Callable[[mx.array, mx.array, mx.array, list[mx.array]], tuple[mx.array, list[mx.array]]]
-Plans = Callable[[Sequence[ArenaId], mx.array, mx.array], StepPlan]
-"""Makes the plan of a traced pass, from its arenas' names, its positions and its slots."""
+Step = Callable[
+    [mx.array, mx.array, mx.array, mx.array | None, list[mx.array]],
+    tuple[mx.array, list[mx.array]],
+]
+Plans = Callable[[Sequence[ArenaId], mx.array, mx.array, mx.array | None], StepPlan]
+"""Makes the plan of a traced pass, from its arenas' names, its positions, its slots, and where its
+tokens stand for rotations; None: at their positions."""
 _Key = tuple[tuple[ArenaShape, ...], object]
 
 
@@ -78,7 +83,7 @@ class CompiledModel:
         To warm up: lone_row: whether a single row's pass is its own, or like one of several.
         least: so many flat tokens it is over at least, as a wider one would be.
         """
-        if batch.inlays or batch.lasts or batch.turns is not None:  # in no compiled pass
+        if batch.inlays or batch.lasts or self._turns_by_axes(batch):  # in no compiled pass
             return self._model.forward(batch, caches)
         if caches is self._caches and self._caches.in_place:
             counts = batch.counts or (batch.width,) * len(batch.rows)
@@ -104,15 +109,30 @@ class CompiledModel:
             tokens = tokens[layout.source]
         alone = layout.alone is not None
 
-        def plan(arenas: Sequence[ArenaId], positions: mx.array, slot: mx.array) -> StepPlan:
-            shapes, dtype = layout.shapes, self._model.dtype
+        shapes, dtype = layout.shapes, self._model.dtype
+
+        def plan(
+            arenas: Sequence[ArenaId],
+            positions: mx.array,
+            slot: mx.array,
+            turned: mx.array | None,
+        ) -> StepPlan:
             return plan_by_slots(
-                shapes, arenas, positions=positions, slot=slot, lone_row=alone, dtype=dtype
+                shapes,
+                arenas,
+                positions=positions,
+                slot=slot,
+                lone_row=alone,
+                dtype=dtype,
+                turned=turned,
             )
 
         step = self._step((layout.shapes, alone), plan)
         # Only the call refers to the arrays: whatever else did would make each write copy them.
-        hidden, arrays = step(tokens, positions, layout.slot, lend(self._layers, layout.arenas))
+        turned = self._turned(batch, positions, layout.source)
+        hidden, arrays = step(
+            tokens, positions, layout.slot, turned, lend(self._layers, layout.arenas)
+        )
         settle(self._layers, layout.arenas, arrays)
         return hidden if layout.order is None else hidden[layout.order]
 
@@ -123,18 +143,55 @@ class CompiledModel:
             tokens = tokens[layout.source]
         shape, several = layout.shape, layout.several
 
-        def plan(arenas: Sequence[ArenaId], positions: mx.array, slots: mx.array) -> StepPlan:
+        dtype = self._model.dtype
+
+        def plan(
+            arenas: Sequence[ArenaId],
+            positions: mx.array,
+            slots: mx.array,
+            turned: mx.array | None,
+        ) -> StepPlan:
             (arena,) = arenas
-            dtype = self._model.dtype
             return plan_tokens(
-                shape, arena, positions=positions, slots=slots, several=several, dtype=dtype
+                shape,
+                arena,
+                positions=positions,
+                slots=slots,
+                several=several,
+                dtype=dtype,
+                turned=turned,
             )
 
         step = self._step(((shape,), (layout.flat, several)), plan)
         arenas = [layout.arena]
-        hidden, arrays = step(tokens, layout.positions, layout.slots, lend(self._layers, arenas))
+        turned = self._turned(batch, layout.positions, layout.source)
+        hidden, arrays = step(
+            tokens, layout.positions, layout.slots, turned, lend(self._layers, arenas)
+        )
         settle(self._layers, arenas, arrays)
         return hidden if layout.count == layout.flat else hidden[: layout.count]
+
+    def _turns_by_axes(self, batch: Batch) -> bool:
+        """Tell whether a batch stands where no compiled pass turns its tokens by."""
+        if batch.turns is None:
+            return False
+        return batch.turns.ndim > 1 or not self.capabilities.turns_apart
+
+    def _turned(
+        self, batch: Batch, positions: mx.array, source: mx.array | None
+    ) -> mx.array | None:
+        """Return where each flat token stands for rotations, int32, as `positions`.
+
+        source: which of the batch's tokens each is. None: the model's all stand at positions.
+        """
+        if not self.capabilities.turns_apart:
+            return None
+        if batch.turns is None:
+            return positions
+        turned = batch.turns
+        if batch.width > 1:
+            turned = (turned[:, None] + mx.arange(batch.width, dtype=mx.int32)).reshape(-1)
+        return turned if source is None else turned[source]
 
     def _step(self, key: _Key, plan: Plans) -> Step:
         """Return the compiled step of a key, whose first part are its arenas' shapes."""
@@ -180,11 +237,16 @@ def _trace(
     names = [ArenaId(-1 - index) for index in range(arenas)]
 
     def step(
-        tokens: mx.array, positions: mx.array, slots: mx.array, arrays: list[mx.array]
+        tokens: mx.array,
+        positions: mx.array,
+        slots: mx.array,
+        turned: mx.array | None,
+        arrays: list[mx.array],
     ) -> tuple[mx.array, list[mx.array]]:
         settle(layers, names, arrays)
-        plan = make_plan(names, positions, slots)
-        batch = Batch(tokens=tokens[:, None], offsets=positions, lengths=(), rows=())
+        plan = make_plan(names, positions, slots, turned)
+        ids = tokens[:, None]
+        batch = Batch(tokens=ids, offsets=positions, lengths=(), rows=(), turns=turned)
         hidden = model.forward(batch, _TracedCaches(all_layers, plan))
         return hidden, lend(layers, names)
 

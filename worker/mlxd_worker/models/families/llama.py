@@ -60,14 +60,14 @@ class LlamaModel(Decoder[Layer]):
             ],
         )
         kinds = [rotation.config for rotation in rotations]
-        # The kernel that rotates as it writes knows positions alone.
-        plain = not any(kind.interleaved or kind.sections for kind in kinds)
-        self._in_place = plain and not config.sinks
+        # The kernel that rotates as it writes knows one number a token, and halves of heads.
+        self._in_place = not any(kind.interleaved for kind in kinds) and not config.sinks
         self.capabilities = Capabilities(
             # On a CPU experts may look at their choice.
             stays_lazy=config.experts is None or not runs_cpu(),
             joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
             reads_chunks=True,
+            turns_apart=any(kind.sections for kind in kinds),
             decodes_in_place=self._in_place
             and serves(
                 heads=config.heads,

@@ -4,7 +4,8 @@ Invariants:
 - Patches lie place by place, those of a window together, and windows of one size together: within
   windows attention is then one call a size, without a mask. What comes out is in the image's order.
 - Pixels are scaled in float32 and become the weights' type before the first product.
-- Half a layer is evaluated before the next half begins: what is alive at once is one half's.
+- Half a layer is evaluated before the next half begins: what is alive at once is one half's. On a
+  CPU, which makes room for all that is evaluated together, so are a half's parts (`settle`).
 
 The arithmetic is that of Qwen2.5-VL (Bai et al., 2025).
 """
@@ -19,6 +20,7 @@ import mlx.core as mx
 from mlxd_models.families.sighted import windowed as names
 from mlxd_models.families.sighted.tower import TowerActivation
 from mlxd_models.families.sighted.windowed import WindowedConfig
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.layers.patches import (
     cut_patches,
@@ -31,6 +33,13 @@ from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, normed_times
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
+
+
+def settle(values: mx.array) -> mx.array:
+    """Return values, evaluated on a CPU: of what made them nothing is alive any more."""
+    if runs_cpu():
+        mx.eval(values)
+    return values
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,9 +113,10 @@ class WindowedTower:
             groups = whole if index in config.full else apart
             rows = add_projection(rows, self._attend(layer, rows, turns, groups), layer.output)
             mx.eval(rows)
-            inner = gate_projection(rows, layer.mlp_norm, layer.gate_up, width=config.mlp)
+            inner = settle(gate_projection(rows, layer.mlp_norm, layer.gate_up, width=config.mlp))
             rows = add_projection(rows, inner, layer.down)
             mx.eval(rows)
+            del inner
         return self._merge(rows)[mx.argsort(order)]
 
     def arrays(self) -> Mapping[str, mx.array]:
@@ -131,20 +141,23 @@ class WindowedTower:
         groups: how many neighbours, so many times, see each other.
         """
         config = self.config
-        joined = normed_times(rows, layer.attention_norm, layer.qkv)
+        joined = settle(normed_times(rows, layer.attention_norm, layer.qkv))
         split = joined.reshape(-1, 3, config.heads, config.hidden // config.heads)
-        heads = (turn_heads(split[:, 0], turns), turn_heads(split[:, 1], turns), split[:, 2])
+        heads = [settle(turn_heads(split[:, part], turns)) for part in range(2)]
+        heads.append(settle(mx.contiguous(split[:, 2])) if runs_cpu() else split[:, 2])
+        shape_of_head = split.shape[2:]
+        del joined, split
         read, first = [], 0
         for count, length in groups:
             stop = first + count * length
-            shape = (count, length, *split.shape[2:])
+            shape = (count, length, *shape_of_head)
             queries, keys, values = (
                 part[first:stop].reshape(shape).swapaxes(1, 2) for part in heads
             )
             own = attend_bounded(queries, keys, values)
-            read.append(own.swapaxes(1, 2).reshape(count * length, config.hidden))
+            read.append(settle(own.swapaxes(1, 2).reshape(count * length, config.hidden)))
             first = stop
-        return mx.concatenate(read, axis=0)
+        return read[0] if len(read) == 1 else settle(mx.concatenate(read, axis=0))
 
     def _merge(self, rows: mx.array) -> mx.array:
         """Return the features of places, as they lie."""

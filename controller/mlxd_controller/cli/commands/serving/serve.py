@@ -5,10 +5,12 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, TextIO
 
 import typer
 
@@ -375,14 +377,15 @@ async def _serve(settings: ServeSettings) -> None:
     # Imported here: a client command needs nothing of the controller.
     from mlxd_controller.app import serve as serve_until_stopped  # noqa: PLC0415
 
-    await serve_until_stopped(settings, on_ready=_announce)
+    # The one that this process was given: with a fleet the present one leads to stderr.
+    await serve_until_stopped(settings, on_ready=partial(_announce, sys.stdout))
 
 
-def _announce(address: str, url: str | None) -> None:
+def _announce(stdout: TextIO, address: str, url: str | None) -> None:
     # What start-up made stays to the end: a full collection would look through all of it, and
     # every stream would wait for that, a tenth of a second.
     gc.collect()
     gc.freeze()
-    typer.echo(f"{LISTENING}{address}")
+    typer.echo(f"{LISTENING}{address}", file=stdout)
     if url is not None:
-        typer.echo(f"{config.GATEWAY_LISTENS}{url}")
+        typer.echo(f"{config.GATEWAY_LISTENS}{url}", file=stdout)
