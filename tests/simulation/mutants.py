@@ -270,6 +270,7 @@ MUTANTS = (
         "ends.py",
         "        case phases.Draining():\n            turn.end(model, phases.UNLOADED)\n",
         "",
+        seed=243,
     ),
     Mutant(
         "what leaves a lost machine never has left",
