@@ -84,7 +84,7 @@ MUTANTS = (
         "victims.py",
         "return min(affordable, key=",
         "return max(affordable, key=",
-        seed=245,
+        seed=2,
     ),
     Mutant(
         "the second device is not looked at",
@@ -270,6 +270,7 @@ MUTANTS = (
         "ends.py",
         "        case phases.Draining():\n            turn.end(model, phases.UNLOADED)\n",
         "",
+        seed=243,
     ),
     Mutant(
         "what leaves a lost machine never has left",
@@ -289,6 +290,7 @@ MUTANTS = (
         "adopting.py",
         "len(here) >= one.models_max",
         "len(here) > one.models_max",
+        seed=272,
     ),
     Mutant(
         "a group begins where one of its devices has room",
