@@ -84,8 +84,8 @@ def main() -> None:
     host = ModelHost(device=DeviceKind.CPU) if ranks == 1 else lead(ranks)
     host.load(LoadJob(DEMO, "demo", "d" * 64, LoadSpec(rows_max=6)), lambda _: None)
     tokenizer = load_tokenizer(files_of(DEMO))
-    told = json.loads(mixes.read_text())
-    results = [run_mix(host, tokenizer, mix, 100 * at) for at, mix in enumerate(told)]
+    listed = json.loads(mixes.read_text())
+    results = [run_mix(host, tokenizer, mix, 100 * at) for at, mix in enumerate(listed)]
     out.write_text(json.dumps(results))
 
 

@@ -98,9 +98,13 @@ async def test_streams_outlive_their_ranks(
             whole = await generate(client, number)
             (worker,) = [w for w in (await client.status()).workers if w.exit_code is None]
             pids = [rank.pid for rank in worker.memory.ranks]
-            ending: list[asyncio.Task[float]] = []
+            ending: list[asyncio.Future[float]] = []
 
-            def lose(way: str = way, pids: list[int] = pids, ending: list = ending) -> None:  # type: ignore[type-arg]
+            def lose(
+                way: str = way,
+                pids: list[int] = pids,
+                ending: list[asyncio.Future[float]] = ending,
+            ) -> None:
                 WAYS[way](pids[-1])
                 waiting = asyncio.to_thread(wait_gone, pids, time.monotonic())
                 ending.append(asyncio.ensure_future(waiting))
@@ -117,4 +121,5 @@ async def test_streams_outlive_their_ranks(
         for way, seconds in took_s.items():  # the figures of docs/evidence
             most = max(seconds)
             median = statistics.median(seconds)
-            print(f"\n{way}: {len(seconds)}, ends {median:.2f} s, at most {most:.2f} s")  # noqa: T201
+            line = f"{way}: {len(seconds)}, ends {median:.2f} s, at most {most:.2f} s"
+            print(f"\n{line}")  # noqa: T201
