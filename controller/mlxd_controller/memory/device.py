@@ -164,8 +164,15 @@ def resident_bytes(pids: Iterable[int]) -> int:
 def family_of(pid: int) -> tuple[int, ...]:
     """Return the ids of a process and of those that it has started; () once it has ended.
 
-    Reads every process of the machine: for a worker of ranks that has not said yet who they are.
+    Linux lists them by thread; elsewhere every process of the machine is read.
     """
+    try:
+        lists = [
+            (thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()
+        ]
+        return (pid, *(int(child) for listed in lists for child in listed.split()))
+    except OSError:  # no such list here, or a thread of it has just ended
+        pass
     try:
         return (pid, *(child.pid for child in psutil.Process(pid).children()))
     except psutil.NoSuchProcess:

@@ -86,7 +86,7 @@ async def _follow(
         kv_format=action.plan.kv_format,
         prefix_cache_nbytes=action.plan.prefix_bytes,
         sampling=action.spec.sampling,
-        ranks=action.plan.ranks if action.plan.ranks > 1 else None,
+        ranks=action.plan.ranks if action.plan.ranks > 1 else action.spec.ranks,
     )
     last = LoadProgress()
     async with aclosing(link.load(action.name, action.path, spec)) as steps:

@@ -465,9 +465,7 @@ Global___DeviceMemory: _TypeAlias = DeviceMemory  # noqa: Y015
 
 @_typing.final
 class RankMemory(_message.Message):
-    """The exact account of a worker's memory.
-    What one of the processes holds that share a model.
-    """
+    """What one of the processes holds that share a model."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -504,6 +502,8 @@ Global___RankMemory: _TypeAlias = RankMemory  # noqa: Y015
 
 @_typing.final
 class WorkerMemory(_message.Message):
+    """The exact account of a worker's memory."""
+
     DESCRIPTOR: _descriptor.Descriptor
 
     ACCOUNTS_FIELD_NUMBER: _builtins.int

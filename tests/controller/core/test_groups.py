@@ -17,7 +17,7 @@ from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.config import MIB
 from mlxd_shared.domain.errors import InvalidRequest, ModelTooLarge, NoRoom
-from mlxd_shared.domain.requests import LoadSpec
+from mlxd_shared.domain.requests import LoadSpec, Weights
 from tests.controller.core.conversation import Conversation
 from tests.controller.core.test_adopting import CHOICE, make_adopted
 from tests.support.model_facts import device, facts, need_mib
@@ -179,6 +179,66 @@ def test_pressure_on_one_device_has_the_group_shrink() -> None:
     assert talk.state.pressed == {"gpu1"}
     ticket, _ = talk.load("w2", LoadSpec(ranks=2), model=wide(mib=10))
     assert ticket not in talk.answers
+
+
+def test_a_group_gives_back_what_each_of_its_devices_lacks() -> None:
+    """It is told once, of the device that lacks most, and is not unloaded for the other one."""
+    talk = Conversation(*gpus(1, 1))
+    talk.load("w", LoadSpec(), model=wide())
+    talk.ready("w")
+    held = talk.model("w").reserved_on("gpu1")
+    lacks = (50 * MIB, 300 * MIB)
+    short = tuple(
+        replace(each, usable_bytes=held - lack)
+        for each, lack in zip(talk.state.devices, lacks, strict=True)
+    )
+    wanted = talk.send(ev.MemoryRead(short, {talk.worker("w"): held}))
+    assert wanted == (a.Shrink(talk.worker("w"), "w", held - 300 * MIB),)
+
+
+def test_a_group_that_waits_for_memory_leaves_its_other_device_to_others() -> None:
+    """Where one of its devices is above its marks, what fits on the other one begins there."""
+    talk = Conversation(*gpus(3, 3))
+    talk.make_idle("m", PART)
+    first, second = talk.state.devices
+    assert home(talk, "m") == "gpu0"
+    held = talk.model("m").reserved_on("gpu0")
+    above = replace(first, usable_bytes=held - 10 * MIB)
+    talk.send(ev.MemoryRead((above, second), {talk.worker("m"): held}))
+    talk.load("w", LoadSpec(ranks=2), model=wide(mib=10))
+    talk.arrive("late", PART // 4)
+    assert talk.phase("w") is phases.Queued
+    assert (talk.phase("late"), home(talk, "late")) == (phases.Loading, "gpu1")
+
+
+def test_what_ranks_cannot_share_is_refused_before_room_is_made() -> None:
+    """Also where ranks and weights come from different requests: then no door has seen both."""
+    talk = Conversation(*gpus(1, 1))
+    talk.make_idle("m", PART)
+    packed = replace(wide(), undivided={(2, Weights.Q8): "no whole groups"})
+    ticket, wanted = talk.load("w", LoadSpec(ranks=2, weights=Weights.Q8), model=packed)
+    assert isinstance(error := talk.refusal(ticket), InvalidRequest)
+    assert "no whole groups" in error.describe()
+    assert not any(isinstance(action, a.StopWorker) for action in wanted)
+    ticket, _ = talk.load("n", LoadSpec(ranks=2), model=facts(PART))
+    assert "it is not divided over 2 ranks" in talk.refusal(ticket).describe()
+
+
+def test_more_ranks_are_taken_for_a_useful_context() -> None:
+    """One device that holds little but the weights is left where two have the whole context."""
+    caches = replace(wide().caches, kv_values_per_token=1 << 16)  # a quarter of a MiB
+
+    def longer(model: ModelFacts) -> ModelFacts:
+        return replace(model, context_length_max=1 << 14, caches=caches)
+
+    parts = {ranks: longer(part) for ranks, part in wide().parts.items()}
+    model = replace(longer(wide()), parts=parts)
+    talk = Conversation(*gpus(4, 4))
+    talk.load("w", LoadSpec(), model=model)
+    assert home(talk, "w") == "gpu0+gpu1"
+    talk = Conversation(*gpus(4))
+    talk.load("w", LoadSpec(), model=model)
+    assert home(talk, "w") == "gpu0"
 
 
 def test_a_lost_machine_takes_its_group() -> None:

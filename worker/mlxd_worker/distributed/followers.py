@@ -70,7 +70,7 @@ class Followers:
             self._processes.append(process)
             self.memory[rank] = RankMemory(pid=process.pid)
             self._wires[rank] = Wire(own)
-            self._start(self._listen, rank, process)
+            self._start(self._listen, rank)
         self._start(self._watch)
 
     def gather(self) -> None:
@@ -89,8 +89,8 @@ class Followers:
         for rank, wire in self._wires.items():
             try:
                 wire.send(kind, body)
-            except WireBroken as error:
-                self.fail(f"rank {rank}: {error}")
+            except WireBroken:
+                self._lose(rank)
 
     def begin(self) -> None:
         """Know that a call has begun, which takes no longer than a step may."""
@@ -136,7 +136,7 @@ class Followers:
     def _start(self, act: Callable[..., None], *arguments: object) -> None:
         threading.Thread(target=act, args=arguments, name="ranks", daemon=True).start()
 
-    def _listen(self, rank: int, process: subprocess.Popen[bytes]) -> None:
+    def _listen(self, rank: int) -> None:
         try:
             while True:
                 frame = self._wires[rank].receive()
@@ -154,10 +154,14 @@ class Followers:
         except WireBroken:
             if self._given_up.is_set():
                 return
-            code = _code_of(process)
-            problem = f"rank {rank} is gone" + ("" if code is None else f", exit code {code}")
-            killed = code == -signal.SIGKILL
-            self.fail(problem, ExitCode.RANK_KILLED if killed else ExitCode.ENGINE_FAILED)
+            self._lose(rank)
+
+    def _lose(self, rank: int) -> NoReturn:
+        """End all because of one whose wire has ended, with a code that says whether by SIGKILL."""
+        code = _code_of(self._processes[rank - 1])
+        problem = f"rank {rank} is gone" + ("" if code is None else f", exit code {code}")
+        killed = code == -signal.SIGKILL
+        self.fail(problem, ExitCode.RANK_KILLED if killed else ExitCode.ENGINE_FAILED)
 
     def _watch(self) -> None:
         while not self._given_up.wait(LOOK_S):

@@ -180,6 +180,10 @@ class LeaderHost(ModelHost):
         with self._call(FrameKind.REST):
             super().rest()
 
+    def leave(self) -> None:
+        """End the followers: the kernel would, because this thread made them, and look a fault."""
+        self._followers.give_up()
+
     def ranks(self) -> tuple[RankMemory, ...]:
         """Return what each rank holds: this one now, the others when they last said so."""
         memory = self._followers.memory

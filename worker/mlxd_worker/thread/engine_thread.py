@@ -254,11 +254,14 @@ class EngineThread:
                 reason = error  # why there is no host here, for whoever waits for one
             try:
                 self._end(host, reason)
+                if host is not None:
+                    host.leave()
             finally:
                 self._loop.call_soon_threadsafe(self._on_fault)
         else:
             self._end(host, ShuttingDown())
             host.close()
+            host.leave()
 
     def _serve(self, host: ModelHost) -> None:
         while True:

@@ -137,6 +137,9 @@ class ModelHost:
         if disk is not None:
             disk.close(timeout_s=config.PREFIX_SAVE_S)
 
+    def leave(self) -> None:
+        """Know that the thread that made this host ends, and that nothing is asked of it again."""
+
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
         """Release what no stream needs until `target_nbytes` are held; return before and after.
 

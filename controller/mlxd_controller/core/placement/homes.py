@@ -123,9 +123,15 @@ def plans_of(
     For lost devices where all such are lost. known: what was measured of the model before.
 
     Raises:
-        InvalidRequest: there are not so many devices as ranks are asked for.
+        InvalidRequest: so many ranks as are asked for cannot share the model with its weights in
+            that form, or there are not so many devices.
     """
+    if spec.ranks is not None:
+        problem = facts.division_problem(spec.ranks, spec.weights)
+        if problem is not None:
+            raise InvalidRequest.of("options.ranks", problem)
     lost: tuple[Plan, ...] = ()
+    short: tuple[Plan, ...] = ()
     largest: tuple[Plan, ...] = ()
     for ranks in _numbers_of_ranks(facts, spec):
         places = groups_of(devices, ranks)
@@ -133,17 +139,20 @@ def plans_of(
             places = tuple(place for place in places if not place.on_cpu)
         planned = [(plan_load(facts, spec, place, known=known), place) for place in places]
         able = [pair for pair in planned if pair[0].need_bytes <= pair[1].budget_bytes]
-        good = [pair for pair in able if is_useful(pair[0], facts, spec)] or able
-        present = tuple(plan for plan, place in good if not place.lost)
+        useful = [pair for pair in able if is_useful(pair[0], facts, spec)]
+        present = tuple(plan for plan, place in useful if not place.lost)
         if present:
             return present
-        lost = lost or tuple(plan for plan, _ in good)
+        lost = lost or tuple(plan for plan, _ in useful)
+        if not useful and not short:  # more ranks may have a longer context
+            there = [pair for pair in able if not pair[1].lost]
+            short = tuple(plan for plan, _ in there or able)
         if planned:
             largest = (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
     if not largest:
         problem = f"{spec.ranks}: no machine here has so many devices of one kind for them"
         raise InvalidRequest.of("options.ranks", problem)
-    return lost or largest
+    return lost or short or largest
 
 
 def _numbers_of_ranks(facts: ModelFacts, spec: LoadSpec) -> tuple[int, ...]:

@@ -53,7 +53,7 @@ def place_all(turn: Turn) -> None:
             for name, ranks in home.device.parts.items():
                 claimed_bytes[name] += home.plan.least_bytes * ranks
                 claimed_places[name] += 1
-            if home.fits and home.device.members:
+            if home.fits and home.device.members and not turn.state.is_pressed(home.device):
                 awaited |= home.device.parts.keys()
     again_s = look_again_s(turn.state, turn.now_s)
     if again_s != turn.state.look_again_s:

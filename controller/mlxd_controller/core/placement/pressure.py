@@ -20,6 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 from mlxd_controller.core import phases
@@ -93,7 +94,7 @@ def relieve(turn: Turn) -> None:
 def _relieve(turn: Turn, device: Device) -> None:
     candidate = _next_to_shrink(turn, device)
     if candidate is not None:
-        _shrink(turn, *candidate, device)
+        _shrink(turn, *candidate)
     else:
         _evict(turn, device)
 
@@ -114,10 +115,15 @@ def _shrink_rank(candidate: tuple[Model, phases.Ready]) -> tuple[bool, float, st
     return (bool(ready.leases), model.last_used_s, model.digest)
 
 
-def _shrink(turn: Turn, model: Model, ready: phases.Ready, device: Device) -> None:
+def _shrink(turn: Turn, model: Model, ready: phases.Ready) -> None:
     held_bytes = turn.state.arrays[ready.worker]
-    ranks_here = ready.plan.devices.count(device.name)  # each gives back what it is told to
-    excess_bytes = -(-turn.state.excess_on(device) // ranks_here)
+    # Each rank gives back what it is told to, and none is told again for a while.
+    devices = Counter(ready.plan.devices)
+    excess_bytes = max(
+        -(-turn.state.excess_on(there) // devices[there.name])
+        for there in turn.state.devices
+        if there.name in devices
+    )
     target_bytes = max(0, held_bytes - excess_bytes)
     turn.do(Shrink(ready.worker, model.digest, target_bytes))
     until_s = turn.now_s + config.SHRINK_TIMEOUT_S

@@ -30,6 +30,12 @@ imagePullPolicy: {{ .image.pullPolicy }}
 {{- .Values.models.existingClaim | default (printf "%s-models" (include "mlxd.name" .)) -}}
 {{- end }}
 
+{{/* All read the token when they start: another one starts them anew. */}}
+{{- define "mlxd.restartsWithToken" -}}
+annotations:
+  checksum/token: {{ .Values.auth.token | default "" | sha256sum }}
+{{- end }}
+
 {{- define "mlxd.podSecurity" -}}
 automountServiceAccountToken: false
 securityContext:
