@@ -85,7 +85,9 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
     check_tokenizer_file(files)
     template, sight = read_template(files), described.footprint.sight
     if sight is not None:
-        read_image_settings(files, side=sight.side, places_max=sight.places_max)
+        read_image_settings(
+            files, side=sight.side, places_max=sight.places_max, tokens=sight.tokens_each
+        )
     facts = facts_with_parts(described)
     defaults = read_generation_defaults(files)
     return Folder(model_digest(files), facts, defaults, has_pooling(files), template is not None)

@@ -24,6 +24,7 @@ from mlxd_models.families.foreign_tensors import (
     foreign_specs,
     no_tensors,
 )
+from mlxd_models.files.nested_text import TEXT_CONFIG
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_models.sizes.vlm_types import UNSERVED, VLM_EXTRA, VLM_TYPES, VLM_VERSION, vlm_type
 from mlxd_models.sizes.zoo_sizes import zoo_cache_sizes, zoo_context, zoo_pass_sizes
@@ -102,6 +103,9 @@ def sight_of(config: Mapping[str, Any]) -> SightSizes:
     for key in ("in_channels", "in_chans", "num_channels"):
         if tower.integer(key, low=1, high=WIDTH_MAX, default=COLOURS) != COLOURS:
             raise tower.error(key, f"only {COLOURS} are supported")
+    text = fields.part(TEXT_CONFIG) if fields.has(TEXT_CONFIG) else fields
+    text.integer("hidden_size", low=1, high=WIDTH_MAX)
+    text.integer("vocab_size", low=1, high=VOCAB_MAX)
     passes = zoo_pass_sizes(config)
     token_id = fields.integer(PLACEHOLDER, low=0, high=VOCAB_MAX)
     if token_id >= passes.vocab:

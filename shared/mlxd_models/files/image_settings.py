@@ -127,6 +127,8 @@ def read_image_settings(
             raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
         values = inner
     reading = _Reading(file, values, side, tokens)
+    if file != PROCESSOR_FILE and reading.pans:
+        _Reading(PROCESSOR_FILE, files.read_json(PROCESSOR_FILE), side, tokens).check_places()
     return reading.settings() if places_max is None else reading.read_shaped(places_max)
 
 
@@ -143,7 +145,7 @@ class _Reading:
         """Return what the file says."""
         by_shorter = self._kind()
         self._check_switches()
-        if self._name() == _PANNING:
+        if self.pans:
             self._check_panning()
         crops = self._flag("do_center_crop", default=by_shorter)
         shorter = self._shorter_side(by_shorter=by_shorter)
@@ -219,6 +221,15 @@ class _Reading:
         """Refuse crops beside the image, and another number of places than the model has."""
         if self._flag("do_pan_and_scan", default=False):
             raise self._error("do_pan_and_scan", "true is not supported")
+        self.check_places()
+
+    @property
+    def pans(self) -> bool:
+        """Whether its processor is the one that may cut an image into several."""
+        return self._name() == _PANNING
+
+    def check_places(self) -> None:
+        """Refuse another number of places than the model has; either file may state it."""
         key = "image_seq_length"
         if self.tokens is not None and self._whole(key, self.tokens) != self.tokens:
             problem = f"{self.values[key]!r} is not the {self.tokens} of the model's config"

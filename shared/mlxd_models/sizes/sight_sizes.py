@@ -69,6 +69,11 @@ class SightSizes:
         return self.tokens if self.varies else None
 
     @property
+    def tokens_each(self) -> int | None:
+        """How many places every image takes; None: sizes vary."""
+        return None if self.varies else self.tokens
+
+    @property
     def tokens_least(self) -> int:
         """How many places an image takes at least."""
         return 1 if self.varies else self.tokens

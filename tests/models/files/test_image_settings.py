@@ -93,3 +93,7 @@ def test_gemmas_processor_is_understood(tmp_path: Path) -> None:
         with pytest.raises(InvalidModel) as caught:
             read_panning(**{key: value})
         assert caught.value.field == key
+    write_json(tmp_path / "processor_config.json", {"image_seq_length": 144})
+    with pytest.raises(InvalidModel, match="144 is not the 16") as caught:
+        read_panning()
+    assert caught.value.file == "processor_config.json"

@@ -120,7 +120,7 @@ def test_a_stream_says_what_one_pass_says(seeing: Seeing) -> None:
 
 def test_what_is_kept_ends_within_no_image(seeing: Seeing) -> None:
     """Another image goes on from where it begins, also where windows keep states at points alone;
-    the same one with other text behind it from behind it, or with windows from before it."""
+    the same one with other text behind it from behind it."""
     first, second, changed = seeing.pictures()
     seeing.run(seeing.place(first, before=LONG))
     for other in (second, changed):
@@ -133,7 +133,7 @@ def test_what_is_kept_ends_within_no_image(seeing: Seeing) -> None:
     other_text = (5 + 60, 5 + 61)
     ids, keys = ((*each[: image.stop], *other_text) for each in (placed.ids, placed.keys))
     answer = seeing.run(Placed(tuple(ids), tuple(keys), placed.images))
-    assert answer.reused == (image.stop if seeing.tiny.caches.sliceable else image.start)
+    assert answer.reused == image.stop
     assert answer.ids == seeing.expect(Placed(tuple(ids), tuple(keys), placed.images))
 
 
@@ -168,8 +168,13 @@ def test_a_stream_goes_on_behind_its_images(seeing: Seeing, *, by_steps: bool) -
         assert [*whole.ids[:cut], *rest.ids] == whole.ids
 
 
-def test_points_within_an_image_are_where_it_begins() -> None:
-    """Those beside images stay; one that is not beyond the start is none."""
+def test_points_within_an_image_are_both_its_ends() -> None:
+    """Those beside images stay; none is at the start, nor behind the last token; the last stay."""
     key = key_of([*range(10), *key_of_image(b"a", 8), *range(5), *key_of_image(b"b", 4), 1])
-    assert points_beside_images(key, [4, 10, 11, 17, 18, 22, 25], 0) == [4, 10, 18, 22, 23]
-    assert points_beside_images(key, [12, 18, 19], 10) == [18, 19]
+    points = [4, 10, 11, 17, 18, 22, 25]
+    assert points_beside_images(key, points, 0, 16) == [4, 10, 18, 22, 23, 27]
+    assert points_beside_images(key, points, 0, 3) == [22, 23, 27]
+    assert points_beside_images(key, [12, 18, 19], 10, 16) == [18, 19]
+    long = key_of([1, *key_of_image(b"a", 3000), 2])
+    assert points_beside_images(long, [1500], 0, 16) == [1, 3001]
+    assert points_beside_images(key_of(key_of_image(b"a", 3000)), [1500], 0, 16) == []

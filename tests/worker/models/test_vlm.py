@@ -58,6 +58,16 @@ def test_seven_types_have_five_configurations_each() -> None:
     assert len({(case.kind, case.name) for case in CASES}) == 35
 
 
+def test_a_tower_that_cannot_see_is_refused_at_its_load(tmp_path: Path) -> None:
+    """Here its features are not as wide as the text: else the first picture would find out."""
+    case = next(case for case in KINDS if case.kind == "qwen2_vl")
+    tower = {**case.config["vision_config"], "hidden_size": 32}
+    narrow = {**case.config, "vision_config": tower}
+    folder = write_model(tmp_path / "m", narrow, stored_layouts(vlm_weights(narrow)))
+    with pytest.raises(InvalidModel, match=r"blank image|features are 32 wide"):
+        load(folder)
+
+
 @pytest.mark.parametrize("case", TRIED, ids=lambda case: f"{case.kind}-{case.name}")
 def test_logits_are_those_of_mlx_vlm(case: Case, tmp_path: Path) -> None:
     """Of a prompt with three images, in chunks that cut them, then decoded beside a text."""
@@ -173,6 +183,9 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
         {"vision_config": {"patch_size": 4, "spatial_merge_size": 2, "in_channels": 4}},
         "vision_config.in_channels",
     ),
+    "a width of the text": ({"hidden_size": "x"}, "hidden_size"),
+    "a vocabulary": ({"vocab_size": 0}, "vocab_size"),
+    "a text": ({"text_config": [1]}, "text_config"),
     "a ratio": (
         {"vision_config": {**CONFIGS["qwen2_vl"]["vision_config"], "mlp_ratio": 65}},
         "vision_config.mlp_ratio",

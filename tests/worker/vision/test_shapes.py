@@ -131,18 +131,29 @@ def test_narrow_images_grow_as_their_processors_have_it(
 
 
 def test_a_shape_beyond_bounds_is_refused() -> None:
-    """One side too long for the other, as the processor refuses it; more places than any image has,
-    which files ask for that want more pixels than they allow."""
+    """One side too long for the other, as the processor refuses it; and so long that one row of
+    places is more than an image may have."""
     most = ASPECT_MAX * 3
     assert shaped_size(3, most, TARGET)[1] > SIDE
     for width, height in ((3, most + 1), (most + 1, 3)):
         with pytest.raises(Refused, match=f"{width} x {height} pixels: too long for its width"):
             shaped_size(width, height, TARGET)
-    bound = config.IMAGE_PLACES_MAX
-    large = Target(SIDE, None, 3, bound * SIDE * SIDE, bound * SIDE * SIDE)
-    assert shaped_size(8, 8, large) == (64 * SIDE, 64 * SIDE)
-    with pytest.raises(Refused, match=f"an image takes at most {bound}"):
-        shaped_size(8, 9, large)
+    few = Target(SIDE, None, 3, 1, 8 * SIDE * SIDE, places_max=8)
+    with pytest.raises(Refused, match="takes 15 tokens; an image takes at most 8"):
+        shaped_size(10, 300, few)
+
+
+@pytest.mark.parametrize("bound", [None, 1024])
+def test_least_pixels_that_are_the_most_places_are_not_rounded_beyond(bound: int | None) -> None:
+    """Files that want more pixels than an image may have, or than its model's tower sees."""
+    most = bound or config.IMAGE_PLACES_MAX
+    pixels = most * SIDE * SIDE
+    target = Target(SIDE, None, 3, pixels, pixels, places_max=bound)
+    root = round(most**0.5)
+    assert shaped_size(8, 8, target) == (root * SIDE, root * SIDE)
+    for width, height in ((8, 9), (500, 700), (31, 3000)):
+        columns, rows = (each // SIDE for each in shaped_size(width, height, target))
+        assert 0.85 * most < rows * columns <= most
 
 
 def test_a_large_picture_is_made_smaller(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -50,6 +50,8 @@ class Target:
     pixels_max: int | None = None
     growth: str = "not"
     """How one that keeps its shape grows first if it is too narrow for a place; see `Growth`."""
+    places_max: int | None = None
+    """How many places one that keeps its shape takes at most; None: `IMAGE_PLACES_MAX`."""
 
 
 def decode_image(content: bytes, media_type: str, target: Target) -> tuple[bytes, bytes]:
@@ -155,9 +157,12 @@ def shaped_size(width: int, height: int, target: Target) -> tuple[int, int]:
     elif pixels < least:
         factor = math.sqrt(least / (width * height))
         columns, rows = (math.ceil(each * factor / side) for each in (width, height))
-    if rows * columns > config.IMAGE_PLACES_MAX:
-        most_places = config.IMAGE_PLACES_MAX
-        raise Refused(f"takes {rows * columns} tokens; an image takes at most {most_places}")
+    places_max = target.places_max or config.IMAGE_PLACES_MAX
+    if rows * columns > places_max:  # the least is as much as may be, and sides were rounded up
+        factor = math.sqrt(width * height / (places_max * side**2))
+        columns, rows = (max(1, math.floor(each / factor / side)) for each in (width, height))
+    if rows * columns > places_max:
+        raise Refused(f"takes {rows * columns} tokens; an image takes at most {places_max}")
     return columns * side, rows * side
 
 

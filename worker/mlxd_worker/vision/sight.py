@@ -38,7 +38,8 @@ class Sight:
     def target(self) -> dict[str, Any]:
         """What an image is to become, as the process that decodes it is told."""
         names = ("side", "shorter_side", "resample", "pixels_min", "pixels_max", "growth")
-        return {name: value for name, value in asdict(self.settings).items() if name in names}
+        stated = {name: value for name, value in asdict(self.settings).items() if name in names}
+        return {**stated, "places_max": self.sizes.places_max}
 
 
 def read_sight(source: Source, sizes: SightSizes | None) -> Sight | None:
@@ -49,8 +50,9 @@ def read_sight(source: Source, sizes: SightSizes | None) -> Sight | None:
     """
     if sizes is None:
         return None
-    side, tokens = sizes.side, None if sizes.varies else sizes.tokens
-    settings = read_image_settings(source, side=side, places_max=sizes.places_max, tokens=tokens)
+    settings = read_image_settings(
+        source, side=sizes.side, places_max=sizes.places_max, tokens=sizes.tokens_each
+    )
     return Sight(sizes, settings)
 
 

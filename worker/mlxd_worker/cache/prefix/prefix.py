@@ -262,7 +262,8 @@ class PrefixCache:
                 points_max=self._points_max,
                 block_tokens=None if self.disk is None else self.disk.block_tokens,
             )
-            tenant.points += points_beside_images(key_of(tenant.prompt), points, lookup.cached)
+            key = key_of(tenant.prompt)
+            tenant.points += points_beside_images(key, points, lookup.cached, self._points_max)
         self._schedule(row, tenant)
 
     def _target(self, match: Match[Kind, Snapshot]) -> Target[Snapshot]:

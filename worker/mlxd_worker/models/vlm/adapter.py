@@ -23,15 +23,18 @@ from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.foreign_seeing import (
     FOREIGN_SEEING,
+    VISION_CONFIG,
     parse_installed_seeing,
     seeing_here,
     sight_of,
 )
 from mlxd_models.families.foreign_tensors import no_tensors
 from mlxd_models.files.image_settings import ImageSettings
+from mlxd_models.files.model_config import CONFIG_FILE
 from mlxd_models.files.weights import TensorFact
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_models.sizes.vlm_types import VLM_TYPES, SeeingType
+from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.base import Batch, Model, Sighted
 from mlxd_worker.models.layers.tower import scale_pixels
 from mlxd_worker.models.vlm.peer import (
@@ -230,7 +233,26 @@ def build(config: VlmConfig, weights: Reader) -> Model:
     """Take all weights; nothing else keeps them. Raises as `restore_seeing`."""
     peer = _restore(config, weights.take_stored())
     settle(peer, weights, unpack_seeing)
-    return VlmModel(config, peer)
+    model = VlmModel(config, peer)
+    _check_sees(model, config.sight)
+    return model
+
+
+def _check_sees(model: VlmModel, sight: SightSizes) -> None:
+    """Have it see a blank image of four places: a config may name a tower that cannot.
+
+    Raises:
+        InvalidModel: it fails, or yields no features for the text.
+    """
+    blank = mx.zeros((1, 2 * sight.side, 2 * sight.side, COLOURS), mx.uint8)
+    plain = ImageSettings(sight.side, None, 3, 1.0, (0.0, 0.0, 0.0), (1.0, 1.0, 1.0))
+    try:
+        shape = model.see(blank, plain).shape
+    except Exception as error:
+        raise InvalidModel(f"cannot see a blank image: {error}") from error
+    if shape != (1, 4, sight.hidden):
+        problem = f"an image's features are {shape[-1]} wide, and the text's rows {sight.hidden}"
+        raise InvalidModel(problem, CONFIG_FILE, VISION_CONFIG)
 
 
 def vlm_footprint(config: VlmConfig) -> Footprint:
