@@ -33,8 +33,11 @@ PARTLY_IN_CI = (
     "tests/simulation/test_mutants.py",
     "tests/simulation/test_simulation.py",
     "tests/worker/constraints/test_sampled_calls.py",
+    "tests/worker/engine/test_prefix.py",
     "tests/worker/engine/test_resume.py",
     "tests/worker/engine/test_resume_trained.py",
+    "tests/worker/models/test_vlm.py",
+    "tests/worker/models/test_zoo.py",
 )
 """Long in themselves: `.ci/run` tries a part of them, and here they are tried whole."""
 WHOLE_FACTOR = 2

@@ -22,6 +22,10 @@ IN_FULL = IN_CI or not SAME_EACH_TIME
 """Whether every case is tried; otherwise a part of them, spread over all."""
 
 
+IN_SOAK = not SAME_EACH_TIME
+"""Whether this is a run of the soak, which has all the time there is."""
+
+
 def examples(count: int, *, few: int | None = None) -> int:
     """Return how many examples a test tries: `count` in CI, elsewhere `few`, or a third."""
     if IN_FULL:

@@ -15,7 +15,7 @@ from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.errors import InternalError
 from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.cache.kept.points import GRID_TOKENS
-from tests.support.effort import IN_FULL
+from tests.support.effort import IN_SOAK
 from tests.support.engines import GREEDY
 from tests.support.remembering import MEMORIES, answer_of, kept_nbytes, remembering, tokens_of
 from tests.support.tiny_model import write_tiny_model
@@ -24,9 +24,9 @@ NAN_TOKEN = 300
 SEEDED = Sampling(1.0, 40, 0.95, 0.0, seed=11)
 
 
-@pytest.fixture(scope="module", params=MEMORIES if IN_FULL else ("mixed", "hybrid"))
+@pytest.fixture(scope="module", params=MEMORIES if IN_SOAK else ("mixed", "hybrid"))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of each kind of memory; the short run has full, sliding and recurrent ones."""
+    """A tiny model of each kind of memory; in all but the soak full, sliding and recurrent ones."""
     return MEMORIES[request.param](tmp_path_factory.mktemp(request.param))
 
 
