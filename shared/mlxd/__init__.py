@@ -99,6 +99,7 @@ if TYPE_CHECKING:
         MemoryAccount,
         ModelState,
         PrefixDisk,
+        RankMemory,
         WorkerMemory,
     )
     from mlxd_shared.domain.formats import FormatKind, ResponseFormat
@@ -133,11 +134,11 @@ __all__ = [
     "ModelUnloaded", "NoChatTemplate", "NoRoom", "NotAllowed", "PoisonPrompt", "Pooling",
     "PositionLogprobs", "PrefixDisk", "PrefixFolder", "PrefixStore", "Prefixes", "ProcessRole",
     "PromptEcho", "PullFailed", "PullInterrupted", "PullPhase", "PullProgress", "PulledModel",
-    "QueueFull", "RemoteError", "Reranking", "ResponseFormat", "SamplingOptions", "Score",
-    "ScoredText", "Scores", "ShuttingDown", "Status", "StoreFull", "Stream", "TokenLogprob",
-    "ToolCall", "ToolChoice", "Unloaded", "Usage", "VerifiedPrefixes", "Weights", "WorkerExited",
-    "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus", "WorkerTimedOut",
-    "WrongWorker", "call_headers",
+    "QueueFull", "RankMemory", "RemoteError", "Reranking", "ResponseFormat", "SamplingOptions",
+    "Score", "ScoredText", "Scores", "ShuttingDown", "Status", "StoreFull", "Stream",
+    "TokenLogprob", "ToolCall", "ToolChoice", "Unloaded", "Usage", "VerifiedPrefixes", "Weights",
+    "WorkerExited", "WorkerLost", "WorkerMemory", "WorkerStartFailed", "WorkerStatus",
+    "WorkerTimedOut", "WrongWorker", "call_headers",
 ]
 # fmt: on
 

@@ -237,8 +237,8 @@ MUTANTS = (
     Mutant(
         "a load is placed on a lost machine",
         "homes.py",
-        "present = tuple(plan for plan, place in good if not place.lost)",
-        "present = tuple(plan for plan, place in good)",
+        "present = tuple(plan for plan, place in useful if not place.lost)",
+        "present = tuple(plan for plan, place in useful)",
     ),
     Mutant(
         "queued models keep the plans that they had",
@@ -282,7 +282,7 @@ MUTANTS = (
     Mutant(
         "the places of a device are not counted",
         "room.py",
-        "        free_places[home] -= 1\n",
+        "            free_places[home] -= 1\n",
         "",
     ),
     Mutant(

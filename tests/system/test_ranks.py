@@ -65,9 +65,6 @@ async def test_ranks_are_placed_served_and_replaced(tmp_path: Path) -> None:
         assert now[0].ranks == 2
         (last,) = [each for each in now[1] if each.exit_code is None]
         assert last.pid != worker.pid
-        await client.unload("a")
-        ended = {each.pid: each.exit_code for each in (await client.status()).workers}
-        assert ended[last.pid] == 0  # its followers' end, with the engine's thread, is no fault
 
 
 @pytest.mark.asyncio

@@ -5,12 +5,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sys
 import threading
 from pathlib import Path
 
 from mlxd_shared import config
+from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import LoadProgress
 from mlxd_shared.domain.requests import LoadSpec, Sampling
@@ -19,6 +21,7 @@ from mlxd_worker.engine.masks.calls import CallConstraint
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import StreamId, Submit
 from mlxd_worker.machine.backend import prepare_backend
+from mlxd_worker.thread.engine_thread import EngineThread
 from mlxd_worker.thread.facts import LoadJob
 from tests.worker.distributed.leading import lead
 from tests.worker.distributed.rank_run import Heard
@@ -100,7 +103,33 @@ def absent(model: Path) -> None:
     lead(2, module="tests.worker.distributed.absent")
 
 
+def leaves(model: Path) -> None:
+    """Stop an engine's thread, with which its followers end; all is quiet then."""
+    del model
+
+    async def start_and_stop() -> None:
+        loop = asyncio.get_running_loop()
+        faults: list[None] = []
+        engine = EngineThread(
+            device=DeviceKind.CPU,
+            loop=loop,
+            on_fault=lambda: faults.append(None),
+            make_host=lambda _: lead(2),
+        )
+        engine.start()
+        await engine.ready()
+        await engine.stop()
+        assert not faults
+
+    asyncio.run(start_and_stop())
+    for thread in threading.enumerate():
+        if thread.name == "ranks":
+            thread.join()
+    tell("left")
+
+
 if __name__ == "__main__":
     logs.configure(level="info", fmt="json")  # not among the lines
     prepare_backend()
-    {"refusals": refusals, "stands": stands, "absent": absent}[sys.argv[1]](Path(sys.argv[2]))
+    cases = {"refusals": refusals, "stands": stands, "absent": absent, "leaves": leaves}
+    cases[sys.argv[1]](Path(sys.argv[2]))

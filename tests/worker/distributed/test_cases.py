@@ -59,6 +59,12 @@ def test_a_follower_that_ends_before_it_joins_ends_the_group() -> None:
     assert "rank 1 is gone" in errors
 
 
+def test_an_engine_that_stops_is_no_fault() -> None:
+    """Its followers end with the thread that made them, and nobody takes that for a loss."""
+    code, lines, errors = run_case("leaves")
+    assert (code, lines) == (0, ['"left"']), errors
+
+
 def test_a_join_has_a_limit() -> None:
     """A leader that waits in MLX for a rank that never comes ends, and shows where it was."""
     code, _, errors = run_case("absent", MLXD_TEST_JOINS="1")

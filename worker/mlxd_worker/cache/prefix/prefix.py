@@ -262,8 +262,8 @@ class PrefixCache:
                 points_max=self._points_max,
                 block_tokens=None if self.disk is None else self.disk.block_tokens,
             )
-            key = key_of(tenant.prompt)
-            tenant.points += points_beside_images(key, points, lookup.cached, self._points_max)
+            key, most = key_of(tenant.prompt), self._points_max
+            tenant.points += points_beside_images(key, points, lookup.cached, most)
         self._schedule(row, tenant)
 
     def _target(self, match: Match[Kind, Snapshot]) -> Target[Snapshot]:
@@ -322,10 +322,8 @@ class PrefixCache:
 
     def _owed_nbytes(self, row: RowId) -> int:
         """Return what the row's lazy snapshots will own once it has left."""
-        return sum(
-            (lazy.stop - lazy.start) * self._token_nbytes[lazy.kind]
-            for lazy in self._contents.book.lazy_of(row)
-        )
+        owned = self._contents.book.lazy_of(row)
+        return sum((lazy.stop - lazy.start) * self._token_nbytes[lazy.kind] for lazy in owned)
 
     def _schedule(self, row: RowId, tenant: Tenant) -> None:
         """Ask for the row's next capture; once the prompt is published, for the grid's next."""
