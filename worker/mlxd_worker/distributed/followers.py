@@ -32,6 +32,7 @@ from mlxd_worker.process.exit_code import ExitCode
 
 END_SEEN_S = 1.0
 """How long the system may take to tell of an end after it has closed the wire."""
+SEEN_LOOK_S = 0.01
 _log = get_logger("ranks")
 
 
@@ -132,6 +133,18 @@ class Followers:
             _log.critical("the ranks end", reason=reason)
         self.give_up()
         os._exit(code)
+
+    def fail_call(self, reason: str) -> NoReturn:
+        """End all ranks after a call failed here: because another one is gone, or of itself.
+
+        Where sums go through sockets, MLX says so before the system tells who has ended.
+        """
+        end_s = time.monotonic() + END_SEEN_S / 2
+        while time.monotonic() < end_s:
+            if any(process.poll() == -signal.SIGKILL for process in self._processes):
+                self.fail(reason, ExitCode.RANK_KILLED)
+            self._given_up.wait(SEEN_LOOK_S)
+        self.fail(reason)
 
     def _start(self, act: Callable[..., None], *arguments: object) -> None:
         threading.Thread(target=act, args=arguments, name="ranks", daemon=True).start()

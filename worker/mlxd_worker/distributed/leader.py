@@ -206,7 +206,7 @@ class LeaderHost(ModelHost):
         except MlxdError:
             raise
         except BaseException as error:  # noqa: BLE001 - the others may wait for this rank
-            self._followers.fail(f"{kind.name}: {error!r}")
+            self._followers.fail_call(f"{kind.name}: {error!r}")
         finally:
             self._sent.sends = False
             self._followers.end()
