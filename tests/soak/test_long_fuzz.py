@@ -32,6 +32,7 @@ PROPERTY_TESTS = (
 PARTLY_IN_CI = (
     "tests/simulation/test_mutants.py",
     "tests/simulation/test_simulation.py",
+    "tests/system/test_readme_script.py",
     "tests/worker/constraints/test_sampled_calls.py",
     "tests/worker/engine/test_prefix.py",
     "tests/worker/engine/test_resume.py",
