@@ -27,7 +27,7 @@ from tests.support.peaks import peak_nbytes
 
 Target = Callable[[random.Random, Path], None]
 
-ALL_TARGETS_CI_S = 60.0
+ALL_TARGETS_CI_S = 30.0
 TARGET_S = 0.4
 TARGET_SOAK_S = 120.0
 RUN_S_MAX = 5.0

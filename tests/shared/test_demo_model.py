@@ -176,7 +176,7 @@ def test_the_figure_is_that_of_the_file() -> None:
     assert score["bits"] == pytest.approx(recorded["bits"], rel=1e-4)
 
 
-@pytest.mark.skipif(not IN_FULL, reason="scores a file that does not change: for CI")
+@pytest.mark.soak
 def test_answers_are_those_of_the_file() -> None:
     """The sampled requests, answered anew by the shipped file, name whom they should, and end."""
     recorded = read("training.json")["held_out_requests_sample"]

@@ -1,5 +1,5 @@
-"""How hard the tests try: few examples in `make test`, the same each time; all of them in CI, and
-many fresh ones in soak.
+"""How hard the tests try: few examples in `make test`, the same each time; more of them in CI, and
+all of them, with many fresh ones, in soak.
 """
 
 from __future__ import annotations
@@ -19,27 +19,33 @@ IN_CI = bool(os.environ.get("CI"))
 """Whether this is the full run of `.ci/run`, which has more time than `make test`."""
 
 IN_FULL = IN_CI or not SAME_EACH_TIME
-"""Whether every case is tried; otherwise a part of them, spread over all."""
-
+"""Whether this is more than `make test`."""
 
 IN_SOAK = not SAME_EACH_TIME
-"""Whether this is a run of the soak, which has all the time there is."""
+"""Whether this is a run of the soak, which has all the time there is: every case is tried."""
 
 
-def examples(count: int, *, few: int | None = None) -> int:
-    """Return how many examples a test tries: `count` in CI, elsewhere `few`, or a third."""
-    if IN_FULL:
+def examples(count: int, *, few: int | None = None, in_ci: int | None = None) -> int:
+    """Return how many examples a test tries: `count` is for `make soak`.
+
+    few: how many in `make test`; a third unless given. in_ci: how many in CI; half unless given.
+    """
+    if IN_SOAK:
         return count * FACTOR
+    if IN_CI:
+        return -(-count // 2) if in_ci is None else in_ci
     return -(-count // 3) if few is None else few
 
 
 def spread_evenly(cases: Sequence[T], count: int, *, in_ci: int | None = None) -> list[T]:
-    """Return all cases in CI; elsewhere `count` of them, evenly spread, the first among them.
+    """Return all cases in the soak; elsewhere `count` of them, evenly spread, the first among them.
 
-    in_ci: how many in CI, too, where all are for `make soak` alone.
+    in_ci: how many in CI; half of them, and no fewer than `count`, unless given.
     """
-    if IN_FULL:
-        count = len(cases) if in_ci is None or not SAME_EACH_TIME else in_ci
+    if IN_SOAK:
+        count = len(cases)
+    elif IN_CI:
+        count = max(count, -(-len(cases) // 2)) if in_ci is None else in_ci
     if count >= len(cases):
         return list(cases)
     return [cases[index * len(cases) // count] for index in range(count)]

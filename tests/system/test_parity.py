@@ -19,12 +19,12 @@ from mlx_lm.utils import load_model
 
 from mlxd.v1 import inference_pb2, types_pb2
 from tests.real_inputs import real_input
-from tests.support.effort import IN_FULL, examples, spread_evenly
+from tests.support.effort import IN_SOAK, examples, spread_evenly
 from tests.support.worker_process import WorkerProcess, running_worker
 from tests.worker.tiny import floats, ints
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
-NEW_TOKENS = 200 if IN_FULL else 80
+NEW_TOKENS = 200 if IN_SOAK else 80
 NEAR_TIE = 1e-4
 STEPPED = examples(2, few=1)
 """Prompts that mlx-lm decodes token by token, too; `make soak` has it decode all of them."""

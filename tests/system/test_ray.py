@@ -21,11 +21,12 @@ import pytest
 from mlxd import Client, Delta, Finished, SamplingOptions
 from mlxd.messages import Status
 from tests.support.cli import mlxd
+from tests.support.effort import examples, spread_evenly
 from tests.support.ray_clusters import QUIET, RayCluster, ray_cluster, tls_folder
 from tests.support.served import Served, serve
 from tests.support.tiny_model import write_tiny_model
 
-TOKENS = 3000
+TOKENS = examples(3000, few=1200, in_ci=1200)
 BEFORE_LOSS = 100
 LIMIT_S = 100.0
 NEWS_S_MAX = 1.0
@@ -35,6 +36,7 @@ TRIES = 3
 SOON_TIRED = {"RAY_NUM_REDIS_GET_RETRIES": "1"}
 """For a process of Ray's that is refused: tries of a second each, 20 by default."""
 TOKEN = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "a-secret-of-this-test-and-of-no-other-one"}
+WRONG_TOKENS = spread_evenly(({**TOKEN, "RAY_AUTH_TOKEN": "another"}, {}), 1, in_ci=1)
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -164,7 +166,7 @@ async def test_a_controller_that_was_killed_has_its_workers_adopted(tmp_path: Pa
     Ray asks all processes for a token here: who has none, or another one, is refused.
     """
     async with ray_cluster("a", environment=TOKEN) as cluster:
-        for wrong in ({}, {**TOKEN, "RAY_AUTH_TOKEN": "another"}):
+        for wrong in WRONG_TOKENS:
             fleet = ("--fleet", f"ray://{cluster.address}", "--address", "127.0.0.1:0")
             environment: dict[str, Any] = {**QUIET, **SOON_TIRED, **wrong}
             refused = await mlxd("serve", *fleet, **environment)

@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from tests.support.effort import IN_FULL
 from tests.tooling import dockerfile
 from tests.tooling.command_line import parse_command, port_of
 
@@ -220,7 +219,7 @@ def ask(*command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )  # fmt: skip
 
 
-@pytest.mark.skipif(not IN_FULL, reason="an installation from the index: for CI")
+@pytest.mark.soak
 @pytest.mark.timeout(BUILD_TIMEOUT_S)
 def test_the_controller_s_image_works_without_mlx(tmp_path: Path) -> None:
     """What its RUN lines install runs every command, has no MLX, and says so as a worker."""

@@ -204,7 +204,7 @@ class GpuScheduler(Scheduler):
 
 for machine in (Scheduler, GpuScheduler):
     machine.TestCase.settings = settings(
-        max_examples=examples(120), stateful_step_count=60, deadline=None, database=None,
+        max_examples=examples(120, in_ci=60), stateful_step_count=60, deadline=None, database=None,
         derandomize=SAME_EACH_TIME,
         suppress_health_check=[HealthCheck.too_slow],
     )  # fmt: skip

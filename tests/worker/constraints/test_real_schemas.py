@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from tests.real_inputs import real_input
-from tests.support.effort import IN_FULL
+from tests.support.effort import IN_CI, IN_SOAK
 from tests.support.schema_runs import DATA, LEFT_OUT, shard
 
-STEP = 20 if IN_FULL else 100
+STEP = 20 if IN_SOAK else 60 if IN_CI else 100
 WALKS = 2
 REFUSED_MAX = 0.02
 

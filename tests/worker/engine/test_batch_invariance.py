@@ -11,7 +11,7 @@ from tests.support.near_ties import NEAR_TIE, slack_of
 from tests.support.trained import MODELS, Trained, train_model
 
 STREAMS = 30
-MIXES = 4
+MIXES = examples(4, few=1)
 CHECKED = examples(12, few=4)
 
 
@@ -27,7 +27,7 @@ def test_a_row_is_the_same_in_any_batch(model: Trained) -> None:
     """
     tally = Tally()
 
-    @settings(max_examples=examples(MIXES, few=1))
+    @settings(max_examples=MIXES)
     @given(mixes(streams=STREAMS, members_min=5, members_max=12, rows_max=8))
     def check(mix: Mix) -> None:
         compare(model, mix, tally)

@@ -10,7 +10,7 @@ from tests.support.effort import examples
 from tests.support.resuming import Tally, compare_resumed, cuts_of
 from tests.support.trained import MODELS, Trained, train_model
 
-STREAMS = examples(20, few=4)
+STREAMS = examples(20, few=4, in_ci=8)
 CUTS = 3
 PREFIX_NBYTES = 1 << 28
 

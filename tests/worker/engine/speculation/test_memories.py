@@ -24,7 +24,7 @@ from mlxd_worker.models.base import Model
 from mlxd_worker.text.tokenizer import Tokenizer
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.bench.models import Shape
-from tests.support.effort import IN_FULL, examples
+from tests.support.effort import IN_SOAK, examples
 from tests.support.engines import GREEDY, Collected, TinyEngine
 from tests.support.mlx_memory import live_nbytes
 from tests.support.random_model import write_dense_model
@@ -68,7 +68,7 @@ class Scene:
         return self.known[key]
 
 
-KINDS = [*MEMORIES, "q8"] if IN_FULL else ["mixed", "hybrid", "q8"]
+KINDS = [*MEMORIES, "q8"] if IN_SOAK else ["mixed", "hybrid", "q8"]
 
 
 @pytest.fixture(scope="module", params=KINDS)
