@@ -8,15 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.effort import IN_CI, IN_SOAK
+from tests.support.effort import IN_CI
 from tests.support.storm_jobs import scene
 from tests.support.storm_report import check, figures
 from tests.support.storms import Storm, weather
 
 STORM = Storm(
-    clients=40 if IN_SOAK else 16,
-    seconds=20.0 if IN_SOAK else 8.0 if IN_CI else 4.0,
-    kill_every_s=4.0 if IN_SOAK else 2.0,
+    clients=40 if IN_CI else 16,
+    seconds=20.0 if IN_CI else 4.0,
+    kill_every_s=4.0 if IN_CI else 2.0,
     processes=1,
     deadline_s=10.0,
 )

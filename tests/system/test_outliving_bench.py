@@ -12,10 +12,9 @@ import pytest
 from tests.bench.outliving_kinds import check_same
 from tests.bench.outliving_server import Answer
 from tests.support.cli import clean_environment
-from tests.support.effort import IN_SOAK
 
 ROOT = Path(__file__).parents[2]
-KINDS = ("standard", "hybrid") if IN_SOAK else ("hybrid",)
+KINDS = ("standard", "hybrid")
 SIZES = (
     *("--tokens", "768", "--shape", "tiny", "--runs", "1", "--steps", "110"),
     *("--moved", "100000", "--rounds", "1", "--kinds", *KINDS),

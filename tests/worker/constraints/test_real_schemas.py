@@ -6,7 +6,7 @@ from tests.real_inputs import real_input
 from tests.support.effort import IN_CI, IN_SOAK
 from tests.support.schema_runs import DATA, LEFT_OUT, shard
 
-STEP = 20 if IN_SOAK else 60 if IN_CI else 100
+STEP = 20 if IN_SOAK else 40 if IN_CI else 100
 WALKS = 2
 REFUSED_MAX = 0.02
 

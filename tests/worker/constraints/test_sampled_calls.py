@@ -27,7 +27,7 @@ from tests.worker.constraints.dialects import (
 )
 from tests.worker.made_tokenizers import EOS_ID
 
-CALLS = examples(100, few=8, in_ci=30)
+CALLS = examples(100, few=8, in_ci=40)
 ROWS_MAX, CONTEXT = 32, 1024
 BIAS = 8.0
 """For what ends a text, which random weights would go on with for ever."""

@@ -24,7 +24,7 @@ def test_whatever_clients_do(memory: str, tmp_path: Path) -> None:
     served = Served(model, tokenizer, Constraints(tokenizer, model.vocab_size))
     seen: Counter[str] = Counter()
 
-    @settings(max_examples=examples(4, few=4))
+    @settings(max_examples=examples(4, few=4, in_ci=4))
     @given(programs(actions_min=40, actions_max=60))
     def check(program: list[Action]) -> None:
         seen.update(World(served).run(program))
