@@ -279,6 +279,7 @@ PULL_STEPS_KEPT_MAX = 1024  # for a call that does not read them; the oldest go 
 PULL_PATTERNS_MAX = 64  # of further files
 PULL_PATTERN_CHARS_MAX = 256
 PULL_REPORT_BYTES = 4 * MIB  # of a file, between two reports on it
+PULL_UNASKED_MAX_S = 20.0  # a download on a node that nobody asks about for so long ends
 PULL_NICE = 10  # a download's process: whoever computes goes first
 
 # --- the controller ---------------------------------------------------------------------------
@@ -332,6 +333,8 @@ FLEET_START_S = 120.0  # for the first node, at a controller's start
 FLEET_CHUNK_BYTES = MIB  # of a model's file that is copied to a node, in one call
 FLEET_FILES_MAX = 4096  # of a model that is copied
 FLEET_OFFERS_MAX = 64  # models whose files a node has listed for others, the latest
+FLEET_HUB_WORD_S = 20.0  # for a hub to list a model's files; then they are copied from a node
+FLEET_HUB_AWAY_S = 300.0  # a node asks a hub that did not answer no earlier than so
 FLEET_LISTING_S = 2.0  # between two looks at what models nodes have
 
 # --- the scheduler: the whole table, each with its reason; measured ones in docs/decisions/0023 ---

@@ -29,9 +29,9 @@ LIMIT_S = 60.0
 class Blind(NodeFiles):
     """A machine that does not see the controller's disk, and has no stores but those of a test."""
 
-    def __init__(self, folder: Path, own: Path | None = None) -> None:
-        """Keep copies in `folder`; models lie in `own`."""
-        self._places = StorePlaces(models_dir=own)
+    def __init__(self, folder: Path, own: Path | None = None, *, hub: Path | None = None) -> None:
+        """Keep copies in `folder`; models lie in `own`, and in the hub's cache `hub`."""
+        self._places = StorePlaces(models_dir=own, hub_cache=hub)
         super().__init__(folder)
 
     @property
@@ -61,14 +61,19 @@ class Nodes:
     handles: dict[str, NodeInside] = field(default_factory=dict)
     machines: dict[str, FakeMachine] = field(default_factory=dict)
     files: dict[str, NodeFiles] = field(default_factory=dict)
+    environments: dict[str, dict[str, str]] = field(default_factory=dict)
+    """What says which hub a node asks, and as whom, by the node's name."""
 
     def add(self, name: str) -> NodeInside:
         """Add a node with a fresh agent; one of that name is replaced."""
-        if self.kind == FAKE:
-            machine = self.machines.setdefault(name, FakeMachine())
-            agent = NodeAgent(name, "127.0.0.1", machine=machine, files=self.files.get(name))
-        else:
-            agent = NodeAgent(name, "127.0.0.1", files=self.files.get(name))
+        fake = self.machines.setdefault(name, FakeMachine()) if self.kind == FAKE else None
+        agent = NodeAgent(
+            name,
+            "127.0.0.1",
+            machine=fake,
+            files=self.files.get(name),
+            environment=self.environments.get(name),
+        )
         self.handles[name] = NodeInside(agent)
         return self.handles[name]
 

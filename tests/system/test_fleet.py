@@ -6,6 +6,7 @@ The nodes are agents in this process; tests/system/test_ray.py has them on a Ray
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -37,9 +38,12 @@ from mlxd_shared.domain.errors import NoRoom
 from mlxd_shared.wire.records import duration_to_pb
 from mlxd_shared.wire.status import from_call
 from tests.fakes.nodes import FixedMembership, NodeInside
+from tests.support import hub_server
 from tests.support.calls import greedy
 from tests.support.controller_stack import serving
 from tests.support.fleets import LIMIT_S, REAL, Blind, Nodes, nodes_of
+from tests.support.hub_server import FakeHub, Repository
+from tests.support.made_stores import commit_of, write_hub_model
 from tests.support.tiny_model import write_tiny_model
 
 TOKENS = 300
@@ -72,18 +76,23 @@ class Full(OwnMachine):
 
 
 @asynccontextmanager
-async def controller(nodes: Nodes, *folders: Path) -> AsyncIterator[Served]:
-    """Serve the models of these folders, and what the nodes have, on the nodes around the body."""
+async def controller(
+    nodes: Nodes, *folders: Path, hub: Path | None = None
+) -> AsyncIterator[Served]:
+    """Serve the models of these folders, and what the nodes have, on the nodes around the body.
+
+    hub: the server's cache of a hub; None: it has none.
+    """
     settings = ServeSettings(
         fleet=FleetPlace("auto"),
         limits=Limits(reserve_bytes=0),
-        stores=StorePlaces(),
+        stores=StorePlaces(hub_cache=hub),
         orphan_grace_s=60.0,
     )
     own = library_of(((folder.name, folder) for folder in folders), StorePlaces())
     clock = SystemClock()
     membership = FixedMembership(nodes.handles)
-    async with gather_fleet(settings, membership, clock, own) as fleet:
+    async with gather_fleet(settings, membership, clock, own, environment={}) as fleet:
         state = State(devices=fleet.ports.probe.read(()))
         runtime = Runtime(fleet.ports, state, stall_timeout_s=LIMIT_S)
         runtime.adopt(enrol(fleet.survivors, state, clock, local=False))
@@ -188,6 +197,32 @@ async def test_a_model_that_one_node_has_is_loaded_on_another(tmp_path: Path) ->
             assert len(ids) == 8
         copies = list((tmp_path / "copies-b").iterdir())
         assert copies == [tmp_path / "copies-b" / loads[-1].digest]
+
+
+@pytest.mark.asyncio
+async def test_a_model_of_a_hub_is_fetched_by_the_node_that_loads_it(tmp_path: Path) -> None:
+    """As a part of the load; the server never has it, and neither reads nor copies a byte."""
+    folder, commit = write_tiny_model(tmp_path / "tiny", context_max=4096), commit_of("1")
+    files = {path.name: path.read_bytes() for path in folder.iterdir()}
+    write_hub_model(tmp_path / "hub-a", "o/m", folder, commit=commit)
+    with hub_server.serving(FakeHub({"o/m": Repository(commit, files)})) as hub:
+        async with nodes_of(REAL) as nodes:
+            owner = Blind(tmp_path / "copies-a", hub=tmp_path / "hub-a")
+            full = NodeAgent("a", "127.0.0.1", machine=Full("a", "127.0.0.1"), files=owner)
+            nodes.handles["a"] = NodeInside(full)
+            nodes.files["b"] = Blind(tmp_path / "copies-b", hub=tmp_path / "hub-b")
+            where = {"HF_ENDPOINT": hub.endpoint, "HF_HUB_OFFLINE": "0"}
+            nodes.environments["b"] = {**os.environ, **where}
+            nodes.add("b")
+            async with controller(nodes, hub=tmp_path / "hub") as served:
+                request = model_pb2.LoadModelRequest(model="o/m")
+                loads = [answer.model async for answer in served.models.LoadModel(request)]
+                assert STAGE in {load.progress.stage for load in loads}
+                assert loads[-1].state == types_pb2.MODEL_STATE_READY
+                assert loads[-1].device == "b/cpu"
+                called = {*nodes.handles["a"].calls, *nodes.handles["b"].calls}
+                assert not {"begin_copy", "read_part"} & called
+        assert (tmp_path / "hub-b" / "models--o--m" / "snapshots" / commit).is_dir()
 
 
 @pytest.mark.asyncio

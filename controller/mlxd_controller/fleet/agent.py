@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import importlib.metadata
+import os
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from mlxd_controller.fleet.errors import EpochPassed, close_answer
@@ -24,6 +26,8 @@ from mlxd_controller.fleet.files import NodeFiles
 from mlxd_controller.fleet.machine import Machine, OwnMachine
 from mlxd_controller.fleet.offers import Offers
 from mlxd_controller.memory.device import family_of, oom_kills, resident_bytes
+from mlxd_controller.pulling.asked import AskedDownloads
+from mlxd_controller.pulling.process import fetch
 from mlxd_controller.runtime.ports import DeviceProbe, Holding, Launcher, WorkerProcess
 from mlxd_models.files.model_files import machine_short
 from mlxd_shared import config
@@ -48,15 +52,23 @@ class NodeAgent:
         *,
         machine: Machine | None = None,
         files: NodeFiles | None = None,
+        environment: Mapping[str, str] | None = None,
     ) -> None:
         """Serve as `node`, whose workers listen at `host`; nothing is started yet.
 
         machine: replaces this process's machine. files: replaces the user's own caches and stores.
+        environment: replaces this process's for downloads; it says which hub, and who asks it.
         """
         self._node = node
         self._machine = OwnMachine(node, host) if machine is None else machine
         self._files = files or NodeFiles()
         offers = Offers(self._files.find)
+        environment = os.environ if environment is None else environment
+        self._pulls = AskedDownloads(
+            lambda: self._files.stores.hub_cache,
+            partial(fetch, environment=environment),
+            environment=environment,
+        )
         self._identity = this_machine(node)
         self._version = importlib.metadata.version("mlxd")
         self._epoch = 0
@@ -83,6 +95,8 @@ class NodeAgent:
             "remember": self._remember,
             "list_models": self._files.list_models,
             "find_model": self._files.find,
+            "pull_model": self._pulls.ask,
+            "leave_pull": self._pulls.leave,
             "offer_model": offers.offer,
             "read_part": offers.read,
             "sum_file": offers.sha256,
@@ -140,7 +154,7 @@ class NodeAgent:
 
     async def _release(self) -> None:
         """End everything; the next call is a `take`, if any comes."""
-        await self._end_all()
+        await asyncio.gather(self._end_all(), self._pulls.aclose())
         self._machine.close()
         self._options = None
 

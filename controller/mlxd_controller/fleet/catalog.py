@@ -3,7 +3,8 @@
 Invariants:
 - A name means what it means to this machine's store. Only a name that nothing here has is looked
   for on nodes; of two nodes with one name the first, by its own name, has it. NODE:NAME is always
-  a name of a node's model.
+  a name of a node's model. A model has the names that all nodes give it: one that has fetched it
+  from a hub knows it by its commit alone.
 - What is here is never taken for a node's: a digest that this machine's store has is its model.
 - Nodes are asked side by side, at most once in FLEET_LISTING_S. One that does not answer, or is
   lost, keeps what it has said: its models may have been copied to others.
@@ -128,16 +129,24 @@ class FleetStore:
 
     def _arrange(self, taken: Collection[str]) -> None:
         """Give each model its names: none of `taken`, which are this machine's."""
+        owners: dict[str, str] = {}
+        refs: dict[str, ModelRef] = {}
+        plain: dict[str, set[str]] = {}
+        of_nodes: dict[str, list[str]] = {}
+        for node, listed in sorted(self._listed.items()):
+            for ref in listed:
+                first = refs.setdefault(ref.digest, ref)
+                refs[ref.digest] = replace(first, origin=first.origin or ref.origin)
+                own = plain.setdefault(ref.digest, set())
+                for name in {ref.name, *ref.aliases}.difference(taken):
+                    if owners.setdefault(name, ref.digest) == ref.digest:
+                        own.add(name)
+                of_node = f"{node}:{ref.name}"
+                of_nodes.setdefault(ref.digest, []).extend([of_node] if is_name(of_node) else [])
         self._refs, self._names = {}, {}
-        for node, refs in sorted(self._listed.items()):
-            for ref in refs:
-                if ref.digest in self._refs:
-                    continue  # it is listed once, as what the first of its nodes calls it
-                plain = [name for name in (ref.name, *ref.aliases) if name not in taken]
-                names = [name for name in plain if name not in self._names]
-                names += [name for name in (f"{node}:{ref.name}",) if is_name(name)]
-                names = names or [ref.digest]
-                fixed = find_defaults(self._load_defaults, (*names, ref.digest))
-                known = replace(ref, name=names[0], aliases=tuple(names[1:]), configured=fixed)
-                self._refs[ref.digest] = known
-                self._names |= dict.fromkeys(names, known)
+        for digest, ref in refs.items():
+            names = [*sorted(plain[digest]), *of_nodes[digest]] or [digest]
+            fixed = find_defaults(self._load_defaults, (*names, digest))
+            known = replace(ref, name=names[0], aliases=tuple(names[1:]), configured=fixed)
+            self._refs[digest] = known
+            self._names |= dict.fromkeys(names, known)

@@ -106,7 +106,7 @@ class NodeFiles:
 
         Raises:
             InvalidRequest: a name that leads elsewhere, or too many files.
-            StoreFull: the disk has no room for the rest.
+            StoreFull: the disk has no room for the rest beside PULL_RESERVE_BYTES.
         """
         self._copies[digest] = _Copying(tuple(files))
         return await _on_disk(lambda: _begin(self._part(digest), files))
@@ -210,9 +210,11 @@ def _begin(part: Path, files: Sequence[FileFact]) -> tuple[int, ...]:
     here = tuple(_size(part / fact.name, fact) for fact in files)
     rest = sum(fact.nbytes for fact in files) - sum(here)
     free = shutil.disk_usage(part).free
-    if rest > free:
-        problem = f"{format_bytes(rest)} are to be copied, and the node's disk has"
-        raise StoreFull(f"{problem} {format_bytes(free)}")
+    if rest and rest + config.PULL_RESERVE_BYTES > free:
+        raise StoreFull(
+            f"{format_bytes(rest)} are to be copied, the node's disk has {format_bytes(free)}, "
+            f"and {format_bytes(config.PULL_RESERVE_BYTES)} stay in reserve"
+        )
     for fact in files:
         path = part / fact.name
         path.parent.mkdir(mode=0o700, exist_ok=True)

@@ -9,7 +9,8 @@ configured here, and the worker itself reports it ready; one worker a model. All
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import os
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
@@ -19,6 +20,7 @@ from mlxd_controller.fleet.launcher import FleetProcess
 from mlxd_controller.fleet.machine import channel_of
 from mlxd_controller.fleet.probe import Fleet, Membership
 from mlxd_controller.launcher.survivors import AT_ONCE_MAX, find_configured, problem_of
+from mlxd_controller.pulling.wanted import what_forbids
 from mlxd_controller.runtime.ports import Clock, ModelStore, Ports, Survivor
 from mlxd_controller.settings import ServeSettings
 from mlxd_shared import config
@@ -47,8 +49,13 @@ async def gather_fleet(
     membership: Membership,
     clock: Clock,
     store: ModelStore,
+    *,
+    environment: Mapping[str, str] = os.environ,
 ) -> AsyncIterator[Gathered]:
     """Have workers on the nodes of a fleet around the body; at its end none is left.
+
+    Nodes fetch models from a hub unless this server may not: it has no cache of a hub, or its
+    `environment` forbids it.
 
     Raises:
         InvalidRequest: no node came within FLEET_START_S, or a later controller has them all.
@@ -67,6 +74,8 @@ async def gather_fleet(
         await fleet.release()
         raise
     store = FleetStore(store, fleet.nodes, load_defaults=settings.load_defaults)
+    if settings.stores.hub_cache is not None and not what_forbids(environment):
+        fleet.launcher.find_known = store.find_known
     ports = Ports(
         fleet.launcher,
         fleet.launcher.connect,

@@ -22,7 +22,7 @@ from mlxd_controller.fleet.node import Node
 from mlxd_controller.fleet.sending import Sent, send_model
 from mlxd_controller.launcher.process import END_UNKNOWN, EndingProcess
 from mlxd_controller.runtime.hearing import hear
-from mlxd_controller.runtime.ports import END_WITH_MACHINE, Holding
+from mlxd_controller.runtime.ports import END_WITH_MACHINE, Holding, HubOrigin, ModelRef
 from mlxd_controller.runtime.worker_link import GrpcLink
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError, WorkerStartFailed
@@ -138,6 +138,8 @@ class FleetLauncher:
     def __init__(self, nodes: dict[str, Node], *, security: ChannelSecurity = PLAIN) -> None:
         self.processes: dict[str, FleetProcess] = {}
         """The living ones, by incarnation."""
+        self.find_known: Callable[[str], ModelRef | None] = lambda _: None
+        """Returns the model with a digest; what it says of a hub is where nodes fetch it first."""
         self._nodes = nodes
         self._security = security
 
@@ -177,9 +179,11 @@ class FleetLauncher:
             named = sorted(self._nodes.items())
             return [other for _, other in named if other is not node and not other.lost]
 
+        ref = self.find_known(digest)
         return FleetLink(
             node,
             list_others,
+            origin=None if ref is None else ref.origin,
             address=address,
             incarnation=incarnation,
             digest=digest,
@@ -199,13 +203,14 @@ class FleetLauncher:
 
 
 class FleetLink(GrpcLink):
-    """The link to a worker on a node: a load has the model's files found or copied there first."""
+    """The link to a worker on a node: a load has the model's files found or brought there first."""
 
     def __init__(
         self,
         node: Node | None,
         list_others: Callable[[], Sequence[Node]],
         *,
+        origin: HubOrigin | None,
         address: str,
         incarnation: str,
         digest: str,
@@ -213,20 +218,23 @@ class FleetLink(GrpcLink):
     ) -> None:
         """node: where the worker runs; None if it has ended already.
 
-        list_others: returns the nodes from which files may come.
+        list_others: returns the nodes from which files may come. origin: where a hub has them.
         """
         super().__init__(address=address, incarnation=incarnation, digest=digest, security=security)
         self._node = node
         self._list_others = list_others
+        self._origin = origin
 
     async def load(
         self, name: str, path: str, spec: LoadSpec
     ) -> AsyncGenerator[LoadProgress, None]:
-        """Load and yield the progress, "fetching" first where files are copied; see the port."""
+        """Load and yield the progress, "fetching" first where files have to come; see the port."""
         if self._node is None:
             raise WorkerStartFailed(name, ("its worker has ended",))
         there = ""
-        sending = send_model(self._node, self._digest, Path(path), self._list_others())
+        sending = send_model(
+            self._node, self._digest, Path(path), self._list_others(), origin=self._origin
+        )
         try:
             async with aclosing(sending) as steps:
                 async for step in steps:

@@ -24,9 +24,10 @@ from mlxd_controller.fleet.facts import (
     NodeReport,
 )
 from mlxd_controller.runtime.hearing import hear
-from mlxd_controller.runtime.ports import Holding, ModelRef
+from mlxd_controller.runtime.ports import Holding, HubOrigin, ModelRef
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
+from mlxd_shared.domain.pulls import PullProgress
 from mlxd_shared.ops.logs import get_logger
 
 _log = get_logger("fleet")
@@ -57,6 +58,8 @@ class Node:
         """Why it is lost."""
         self.passed = False
         """Whether its agent follows a later controller."""
+        self.hub_problem = ""
+        """Why it last got no files from a hub; empty once it did."""
         self._handle = handle
         self._epoch = epoch
         self._options = options
@@ -148,6 +151,15 @@ class Node:
         """Return where the node itself has a model; None where it has not."""
         path_there: str | None = await self._ask("find_model", digest, path)
         return path_there
+
+    async def pull_model(self, digest: str, origin: HubOrigin) -> PullProgress:
+        """Return how far it is with fetching a model from its hub; see AskedDownloads.ask."""
+        step: PullProgress = await self._ask("pull_model", digest, origin)
+        return step
+
+    async def leave_pull(self, digest: str) -> None:
+        """Let it end such a download."""
+        await self._ask("leave_pull", digest)
 
     async def offer_model(self, digest: str, path: str) -> tuple[FileFact, ...] | None:
         """Have it offer a model's files for another node; None where it has not the model."""

@@ -1,6 +1,8 @@
-"""Sends a model's files to a node that has them nowhere: from here, or from another node.
+"""Brings a model's files to a node that has them nowhere: from a hub, from here, or another node.
 
 Invariants:
+- The node itself asks the hub, with its own credentials; a hub that gives nothing is told of once
+  in the log, until it gives something or has another reason.
 - Parts pass through this process one at a time, the next one read while one is written: no node
   listens to another, and none has to be trusted by another.
 - A file of a copy counts once its SHA-256 is that of its source, and the copy once its digest is
@@ -22,13 +24,16 @@ from mlxd_controller.fleet.facts import FileFact
 from mlxd_controller.fleet.files import is_there
 from mlxd_controller.fleet.node import Node
 from mlxd_controller.fleet.offers import offer_of
+from mlxd_controller.runtime.hearing import hear
+from mlxd_controller.runtime.ports import HubOrigin
 from mlxd_shared import config
-from mlxd_shared.domain.errors import MlxdError, PullInterrupted
+from mlxd_shared.domain.errors import MachineShort, MlxdError, PullInterrupted, StoreFull
 from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.pulls import PulledModel
 from mlxd_shared.ops.logs import get_logger
 
 STAGE = "fetching"
-"""What a load's progress says while files are copied."""
+"""What a load's progress says while files are fetched or copied."""
 _T = TypeVar("_T")
 _log = get_logger("fleet")
 
@@ -84,17 +89,23 @@ class _SourceFailed(Exception):
 
 
 async def send_model(
-    node: Node, digest: str, path: Path, others: Sequence[Node] = ()
+    node: Node,
+    digest: str,
+    path: Path,
+    others: Sequence[Node] = (),
+    *,
+    origin: HubOrigin | None = None,
 ) -> AsyncGenerator[LoadProgress | Sent, None]:
-    """Have a node find a model, or copy it there with progress; the last value is its place.
+    """Have a node find a model, or bring it there with progress; the last value is its place.
 
-    path: where the model is on the machine that listed it. Its files come from this machine if they
-    are here, else from the first of `others` that can give them.
+    path: where the model is on the machine that listed it. origin: where the node's hub has it; its
+    files are fetched from there, or else come from this machine if they are here, else from the
+    first of `others` that can give them.
 
     Raises:
         InvalidModel: the files cannot be read or copied, or the copy is another model.
         MachineShort: the machine lacks what reading them takes.
-        PullInterrupted: no machine that can be reached has them.
+        PullInterrupted: no machine that can be reached has them, nor has the hub.
         PullFailed, StoreFull, InvalidRequest: see NodeFiles.
         NodeLost: the node itself.
     """
@@ -103,23 +114,80 @@ async def send_model(
         yield Sent(there)
         return
     failure: MlxdError | None = None
+    what = path.name if origin is None else origin.repository
+    problem = f"no machine that can be reached has the files of {what} ({digest[:12]})"
+    if origin is not None:
+        try:
+            async with aclosing(_fetch(node, digest, origin)) as steps:
+                async for step in steps:
+                    yield step
+        except _SourceFailed as error:
+            problem += f", nor has the hub: {error}"
+        else:
+            return
     async with aclosing(_sources(digest, path, others)) as sources:
         async for opening in sources:
             try:
                 source = await _open(opening)
                 if source is None:
                     continue
-                async with aclosing(_copy(node, digest, source)) as steps:
-                    async for step in steps:
-                        yield step
+                async with aclosing(_copy(node, digest, source)) as parts:
+                    async for part in parts:
+                        yield part
             except _SourceFailed as error:
                 failure = failure or error.reason
                 _log.warning("source failed", digest=digest, node=node.name, reason=str(error))
                 continue
             yield Sent(await node.finish_copy(digest))
             return
-    problem = f"no machine that can be reached has the files of {path.name} ({digest[:12]})"
     raise failure or PullInterrupted(problem, config.FLEET_SILENT_S)
+
+
+async def _fetch(
+    node: Node, digest: str, origin: HubOrigin
+) -> AsyncGenerator[LoadProgress | Sent, None]:
+    """Have a node fetch a model from its hub; what is cut off goes on as long as more arrives.
+
+    Raises:
+        _SourceFailed: the hub does not give it.
+        StoreFull, MachineShort, NodeLost: the node could not take it from elsewhere either.
+    """
+    pulled: PulledModel | None = None
+    done, done_at_cut = 0, -1
+    yield LoadProgress(STAGE)
+    try:
+        while pulled is None:
+            try:
+                step = await node.pull_model(digest, origin)
+            except PullInterrupted:
+                if done <= done_at_cut:
+                    raise
+                done_at_cut = done
+                continue
+            pulled = step.pulled
+            if step.done_nbytes > done:
+                done = step.done_nbytes
+                yield LoadProgress(STAGE, done, step.total_nbytes)
+    except (StoreFull, MachineShort):
+        raise
+    except MlxdError as error:
+        if node.hub_problem != (reason := error.describe()):
+            node.hub_problem = reason
+            _log.warning("no files from the hub", node=node.name, digest=digest, reason=reason)
+        raise _SourceFailed(error) from error
+    except (asyncio.CancelledError, GeneratorExit):
+        await _leave(node, digest)
+        raise
+    node.hub_problem = ""
+    yield Sent(pulled.path)
+
+
+async def _leave(node: Node, digest: str) -> None:
+    try:
+        await hear(node.leave_pull(digest), limit_s=config.FLEET_SILENT_S)
+    except (NodeLost, MlxdError, TimeoutError) as error:
+        # The node ends it by itself once nobody has asked for a while.
+        _log.debug("download not left", node=node.name, reason=str(error))
 
 
 async def _sources(

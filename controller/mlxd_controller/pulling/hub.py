@@ -227,7 +227,7 @@ class _Pull:
             stream.flush()
             os.fsync(stream.fileno())
             self._tell(PullPhase.VERIFYING, file, before)
-            if _hash_of(stream, part.etag) != part.etag:
+            if hash_like(part.etag, stream) != part.etag:
                 unfinished.unlink()
                 raise PullInterrupted(f"{file.name} arrived damaged and was dropped; pull again")
             unfinished.replace(blob)
@@ -279,12 +279,12 @@ def _lock(stream: BinaryIO, path: Path, name: str) -> None:
         raise PullInterrupted(f"another pull has just fetched {name}; pull again")
 
 
-def _hash_of(stream: BinaryIO, etag: str) -> str:
-    """Return the hash that a file should be named by: sha256, or git's for small files."""
+def hash_like(content: str, stream: BinaryIO) -> str:
+    """Return a file's hash, of the kind that `content` is: SHA-256, or git's for small files."""
     nbytes = stream.seek(0, os.SEEK_END)
     stream.seek(0)
     hasher = hashlib.sha256()
-    if len(etag) == 40:
+    if len(content) == 40:
         hasher = hashlib.sha1(f"blob {nbytes}\0".encode(), usedforsecurity=False)
     while part := stream.read(_HASHED_BYTES):
         hasher.update(part)

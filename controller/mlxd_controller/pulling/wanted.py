@@ -1,4 +1,4 @@
-"""What a pull asks for: a model's name on the hub, and further files. Pure.
+"""What a pull asks for: a model's name on the hub, and further files; and whether it may. Pure.
 
 Every part of a name ends up in a path of the cache, so none of them may lead out of it.
 """
@@ -6,7 +6,7 @@ Every part of a name ends up in a path of the cache, so none of them may lead ou
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +15,9 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
 
 MAIN = "main"
+OFFLINE_VARIABLES = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
+"""The first one that is set counts."""
+_YES = frozenset({"1", "ON", "TRUE", "YES"})
 _PART = r"[A-Za-z0-9](?:[\w.-]*\w)?"
 _REPOSITORY = re.compile(rf"{_PART}(?:/{_PART})?", re.ASCII)
 _REVISION = re.compile(r"\w(?:[\w./-]*\w)?", re.ASCII)
@@ -62,6 +65,14 @@ def wanted_of(model: str, include: Sequence[str], cache: Path) -> Wanted:
             limit = f"is not 1 to {config.PULL_PATTERN_CHARS_MAX} characters"
             raise InvalidRequest.of(f"include[{index}]", limit)
     return Wanted(repository, revision, cache, tuple(sorted(set(include))))
+
+
+def what_forbids(environment: Mapping[str, str]) -> str:
+    """Return the variable that forbids access to a hub, as its library reads it; "" for none."""
+    for name in OFFLINE_VARIABLES:
+        if value := environment.get(name):
+            return name if value.upper() in _YES else ""
+    return ""
 
 
 def is_on_a_hub(name: str) -> bool:

@@ -61,6 +61,19 @@ class StoreKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class HubOrigin:
+    """Which files of a hub a model is: a repository, a commit of it, and what each file is there.
+
+    `contents` are (name, hash): SHA-256 of large files, git's SHA-1 of small ones. Files whose hash
+    the cache does not tell are not among them.
+    """
+
+    repository: str
+    commit: str
+    contents: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class ModelRef:
     """A model that can be served: its identity, its names, and what its files state."""
 
@@ -77,6 +90,8 @@ class ModelRef:
     has_chat_template: bool = False
     configured: LoadSpec = NOTHING_FIXED
     """What the operator's configuration fixes for loads of it."""
+    origin: HubOrigin | None = None
+    """Where a hub has it; None where that is not known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
-from mlxd_controller.runtime.ports import ModelRef
+from mlxd_controller.runtime.ports import HubOrigin, ModelRef
+from mlxd_controller.store.hub import origin_of
 from mlxd_controller.store.shelf import Place
 from mlxd_models.describe import describe
 from mlxd_models.families.common.family import Family
@@ -51,6 +52,7 @@ class Folder:
     has_pooling: bool
     """Whether its files say how to pool its texts into vectors."""
     has_chat_template: bool
+    origin: HubOrigin | None
 
 
 def ref_of(place: Place, folder: Folder, names: Sequence[str] = ()) -> ModelRef:
@@ -66,6 +68,7 @@ def ref_of(place: Place, folder: Folder, names: Sequence[str] = ()) -> ModelRef:
         store=place.kind,
         has_pooling=folder.has_pooling,
         has_chat_template=folder.has_chat_template,
+        origin=folder.origin,
     )
 
 
@@ -90,7 +93,14 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
         )
     facts = facts_with_parts(described)
     defaults = read_generation_defaults(files)
-    return Folder(model_digest(files), facts, defaults, has_pooling(files), template is not None)
+    return Folder(
+        digest=model_digest(files),
+        facts=facts,
+        defaults=defaults,
+        has_pooling=has_pooling(files),
+        has_chat_template=template is not None,
+        origin=origin_of(files),
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,11 +15,18 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlxd_controller.runtime.ports import StoreKind
+from mlxd_controller.runtime.ports import HubOrigin, StoreKind
 from mlxd_controller.store.shelf import Place, entries, is_file, is_folder, is_name
 from mlxd_models.files.model_config import CONFIG_FILE
 from mlxd_models.files.model_files import read_file
-from mlxd_models.files.stored_files import HUB_REPOSITORY_PREFIX, HUB_SNAPSHOTS, check_inside
+from mlxd_models.files.stored_files import (
+    HUB_REPOSITORY_PREFIX,
+    HUB_SNAPSHOTS,
+    READ_FOLDERS,
+    READ_SUFFIXES,
+    StoredFiles,
+    check_inside,
+)
 from mlxd_shared.domain.errors import InvalidModel, MlxdError
 
 MAIN = "main"
@@ -31,6 +38,7 @@ _REFS = "refs"
 _WEIGHTS = ".safetensors"
 _PART = re.compile(r"\w(?:[\w.-]*\w)?")
 _COMMIT = re.compile(r"[0-9a-f]{40}")
+_HASH = re.compile(r"[0-9a-f]{40}|[0-9a-f]{64}")
 
 
 class HubShelf:
@@ -112,6 +120,39 @@ class HubShelf:
         except MlxdError as error:
             return Place(name, snapshot, self.kind, error)
         return Place(name, snapshot.resolve(), self.kind)
+
+
+def origin_of(files: StoredFiles) -> HubOrigin | None:
+    """Return which files of a hub a model's are; None: they are no snapshot of a hub's cache.
+
+    A snapshot's links lead to files that are called by their hash. Blocks on the disk.
+
+    Raises:
+        InvalidModel: a folder of the model cannot be listed.
+    """
+    snapshot = files.path
+    repository = _repository_of(snapshot.parent.parent.name)
+    is_snapshot = snapshot.parent.name == HUB_SNAPSHOTS and _COMMIT.fullmatch(snapshot.name)
+    if repository is None or not is_snapshot or files.by_content:
+        return None
+    paths = dict(files.named)
+    for folder in READ_FOLDERS & files.named.keys():
+        paths |= files.below(folder).named
+    contents = (
+        (name, _content_of(path))
+        for name, path in sorted(paths.items())
+        if path.suffix in READ_SUFFIXES
+    )
+    known = tuple((name, content) for name, content in contents if _HASH.fullmatch(content))
+    return HubOrigin(repository, snapshot.name, known)
+
+
+def _content_of(path: Path) -> str:
+    """Return what the file is called that a link leads to; "" for none."""
+    try:
+        return path.readlink().name
+    except OSError:  # no link, or it went just now: whoever reads the model says so
+        return ""
 
 
 def _repository_of(folder: str) -> str | None:

@@ -16,6 +16,7 @@ from mlxd_models.files.digest import model_digest
 from mlxd_shared.domain.errors import ModelNotFound
 from mlxd_shared.domain.requests import LoadSpec
 from tests.support.fleets import FAKE, Blind, Followed, follow, nodes_of
+from tests.support.made_stores import commit_of, write_hub_model
 from tests.support.tiny_model import write_tiny_model
 
 FIXED = LoadSpec(context_length=64)
@@ -68,6 +69,26 @@ async def test_of_two_nodes_with_one_name_the_first_has_it(seen: Followed, tmp_p
     store = store_of(seen)
     assert (await store.resolve("shared")).digest == model_digest(tmp_path / "a" / "shared")
     assert (await store.resolve("b:shared")).digest == model_digest(tmp_path / "b" / "shared")
+
+
+@pytest.mark.asyncio
+async def test_a_model_has_the_names_of_all_its_nodes(tmp_path: Path) -> None:
+    """One that the first node has fetched by its commit keeps the name that it had before."""
+    folder, commit = write_tiny_model(tmp_path / "tiny"), commit_of("1")
+    async with nodes_of(FAKE) as nodes:
+        for name, refs in (("a", ()), ("b", ("main",))):
+            hub = tmp_path / name
+            write_hub_model(hub, "o/m", folder, commit=commit, refs=refs)
+            nodes.files[name] = Blind(tmp_path / f"copies-{name}", hub=hub)
+            nodes.add(name)
+        async with follow(nodes) as followed:
+            store = store_of(followed)
+            (ref,) = await store.list_models()
+            assert (ref.name, ref.path.name) == ("o/m", commit)
+            assert isinstance(ref, ModelRef)
+            assert ref.aliases == (f"o/m@{commit}", f"a:o/m@{commit}", "b:o/m")
+            for name in (ref.name, *ref.aliases):
+                assert await store.resolve(name) == ref
 
 
 @pytest.mark.asyncio

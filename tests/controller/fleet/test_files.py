@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -240,6 +241,15 @@ async def test_bounds_of_a_copy(node: Node) -> None:
         await node.begin_copy(DIGEST, many)
     with pytest.raises(StoreFull):
         await node.begin_copy(DIGEST, (FileFact("config.json", 1 << 60),))
+
+
+@pytest.mark.asyncio
+async def test_a_copy_leaves_the_disk_its_reserve(node: Node, tmp_path: Path) -> None:
+    """As a download does; what is all there already needs none."""
+    nbytes = max(shutil.disk_usage(tmp_path).free - config.PULL_RESERVE_BYTES // 2, 1)
+    with pytest.raises(StoreFull, match="stay in reserve"):
+        await node.begin_copy(DIGEST, (FileFact("config.json", nbytes),))
+    assert await node.begin_copy(DIGEST, (FileFact("empty.json", 0),)) == (0,)
 
 
 @pytest.mark.asyncio

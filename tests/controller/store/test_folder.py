@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -11,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from mlxd_controller.runtime.ports import HubOrigin
 from mlxd_controller.store.folder import read_folder
 from mlxd_controller.store.model_library import Library
 from mlxd_models.fit.facts import Taken
@@ -18,6 +20,7 @@ from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_shared.config import TOKENIZER_FILE_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, ModelNotFound
 from tests.real_inputs import real_input
+from tests.support.made_stores import commit_of, write_hub_model
 from tests.support.tiny_model import write_tiny_model
 
 
@@ -49,6 +52,30 @@ def test_facts_of_a_real_model() -> None:
     assert facts.elements == 260_032
     assert facts.stored_bytes == 4 * facts.elements
     assert (facts.passes.vocab, facts.context_length_max) == (512, 512)
+
+
+def test_a_snapshot_of_a_hub_tells_where_it_is_from(tmp_path: Path) -> None:
+    """Its repository, its commit, and what its links say of the files that a load reads; a folder
+    elsewhere tells nothing, and a copy in place of a link nothing of that file."""
+    written, commit = write_tiny_model(tmp_path / "tiny"), commit_of("1")
+    (written / "notes.txt").write_text("not read by anybody")
+    (written / "odd.json").write_text("{}")
+    snapshot = write_hub_model(tmp_path / "hub", "o/m", written, commit=commit)
+    below, blobs = snapshot / "1_Pooling", snapshot.parents[1] / "blobs"
+    below.mkdir()
+    (below / "config.json").symlink_to(blobs / hashlib.sha256(b"{}").hexdigest())
+    (snapshot / "odd.json").unlink()
+    (snapshot / "odd.json").write_text("{}")
+    contents = {
+        path.name: hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in written.iterdir()
+        if path.name not in {"notes.txt", "odd.json"}
+    }
+    contents["1_Pooling/config.json"] = hashlib.sha256(b"{}").hexdigest()
+
+    assert read_folder(snapshot).origin == HubOrigin("o/m", commit, tuple(sorted(contents.items())))
+    assert read_folder(written).origin is None
+    assert read_folder(snapshot.rename(snapshot.with_name("main"))).origin is None
 
 
 def test_what_a_load_makes_and_what_it_leaves_out(tmp_path: Path) -> None:
