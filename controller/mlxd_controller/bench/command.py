@@ -28,7 +28,8 @@ from mlxd_controller.demo import NotServed
 from mlxd_controller.runtime.ports import ModelRef
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
-from mlxd_models.families.foreign import installed_version
+from mlxd_models.families.foreign import MLX_LM
+from mlxd_models.families.foreign_parts import installed_version
 from mlxd_shared.domain.requests import Weights
 
 
@@ -83,7 +84,7 @@ async def bench(
         server = ways.temporary_server(ref.path, plan, sizes.weights)
     try:
         figures, facts = await _measure_all(ref.path, plan, sizes.weights, server, quiet=as_json)
-        if peer and installed_version() is not None:
+        if peer and installed_version(MLX_LM) is not None:
             figures += await _measure_peer(ref.path, plan, facts, quiet=as_json)
     except (NotServed, ways.WayFailed) as error:
         complain(str(error))

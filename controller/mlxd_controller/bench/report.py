@@ -14,7 +14,8 @@ from dataclasses import asdict
 from typing import Any, Final
 
 from mlxd_controller.bench.cells import Figure, Plan
-from mlxd_models.families.foreign import installed_version
+from mlxd_models.families.foreign import MLX_LM
+from mlxd_models.families.foreign_parts import installed_version
 from mlxd_shared.domain.units import format_bytes
 from mlxd_shared.ops.backends import installed_versions
 from mlxd_shared.ops.machine import processor_name
@@ -67,7 +68,7 @@ def report_of(
 def versions() -> dict[str, str]:
     """Return the versions that figures depend on."""
     known = {"mlxd": importlib.metadata.version("mlxd"), "python": platform.python_version()}
-    peer = installed_version()
+    peer = installed_version(MLX_LM)
     return known | installed_versions() | ({} if peer is None else {PEER_DISTRIBUTION: peer})
 
 

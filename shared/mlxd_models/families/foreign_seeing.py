@@ -9,7 +9,6 @@ Invariants:
 
 from __future__ import annotations
 
-import importlib.metadata
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
@@ -17,26 +16,33 @@ from typing import Any, Final
 from mlxd_models.families.common.decoder import HEADS_MAX, VOCAB_MAX, WIDTH_MAX
 from mlxd_models.families.common.family import Family, Footprint
 from mlxd_models.families.common.fields import Fields, invalid
-from mlxd_models.families.common.packing import parse_packing
-from mlxd_models.families.foreign_tensors import (
-    ForeignConfig,
-    check_counts,
-    foreign_specs,
-    no_tensors,
+from mlxd_models.families.common.sight_fields import (
+    COLOURS,
+    FRAMES_MAX,
+    MERGE_MAX,
+    PLACEHOLDER,
+    check_colours,
+    place_token,
+    tower_fields,
 )
+from mlxd_models.families.foreign_parts import (
+    ForeignConfig,
+    Library,
+    check_installed,
+    foreign_footprint,
+    installed_version,
+    keep_config,
+)
+from mlxd_models.families.foreign_tensors import foreign_specs, no_tensors
 from mlxd_models.files.nested_text import TEXT_CONFIG
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_models.sizes.vlm_types import UNSERVED, VLM_EXTRA, VLM_TYPES, VLM_VERSION, vlm_type
-from mlxd_models.sizes.zoo_sizes import zoo_cache_sizes, zoo_context, zoo_pass_sizes
+from mlxd_models.sizes.zoo_sizes import zoo_pass_sizes
 from mlxd_models.sizes.zoo_types import zoo_type
 from mlxd_shared import config as bounds
 
-VISION_CONFIG: Final = "vision_config"
-PLACEHOLDER: Final = "image_token_id"
+MLX_VLM: Final = Library("mlx-vlm", VLM_VERSION, VLM_EXTRA)
 PATCH_MAX: Final = 256
-MERGE_MAX: Final = 16
-FRAMES_MAX: Final = 16
-COLOURS: Final = 3
 SCORES_ALIVE: Final = 3
 """Attention scores as products, exponentials and sums."""
 
@@ -53,66 +59,40 @@ def parse_seeing(config: Mapping[str, Any]) -> ForeignConfig:
     """Return what is known of a config without mlx-vlm.
 
     Raises:
-        InvalidModel: mlxd does not serve such a model of mlx-vlm's, or the config brings code
-            along, names absurdly many parts, packs in an unknown way, or lacks a size.
+        InvalidModel: as `keep_config`; mlxd does not serve such a model of mlx-vlm's, or the
+            config lacks a size.
     """
     name = vlm_type(config)
     if name is None:
         raise invalid("model_type", f"{config.get('model_type')!r} is not one of mlx-vlm's models")
     if name in UNSERVED:
         raise invalid("model_type", f"mlx-vlm's {name} is not served: it {UNSERVED[name]}")
-    if config.get("model_file") is not None:
-        raise invalid("model_file", "names code to be run; mlxd runs none that a model brings")
-    check_counts(config)
+    kept = keep_config(name, config)
     sight_of(config)
-    return ForeignConfig(name, config, parse_packing(Fields(config)))
+    return kept
 
 
 def parse_installed_seeing(config: Mapping[str, Any]) -> ForeignConfig:
-    """Return the same where this installation has mlx-vlm; raises as `check_vlm_installed`, too."""
+    """Return the same where this installation has mlx-vlm; raises as `check_installed`, too."""
     stated = parse_seeing(config)
-    check_vlm_installed(stated.name, installed_vlm_version())
+    check_installed(MLX_VLM, stated.name, installed_version(MLX_VLM))
     return stated
-
-
-def check_vlm_installed(name: str, installed: str | None) -> None:
-    """Raise InvalidModel, naming what to install, unless mlx-vlm is there in its one version."""
-    extra = f"install mlxd[{VLM_EXTRA}]"
-    if installed is None:
-        problem = f"{name!r} is served through mlx-vlm alone, which is not installed: {extra}"
-        raise invalid("model_type", problem)
-    if installed != VLM_VERSION:
-        problem = f"{name!r} is served through mlx-vlm {VLM_VERSION} alone"
-        raise invalid("model_type", f"{problem}, {installed} is installed: {extra}")
-
-
-def installed_vlm_version() -> str | None:
-    """Return which mlx-vlm is installed; None: none."""
-    try:
-        return importlib.metadata.version("mlx-vlm")
-    except importlib.metadata.PackageNotFoundError:
-        return None
 
 
 def sight_of(config: Mapping[str, Any]) -> SightSizes:
     """Return how a model of a config sees; raises InvalidModel for a size that is missing."""
     fields = Fields(config)
-    tower = fields.part(VISION_CONFIG)
+    tower = tower_fields(fields)
     patch = tower.integer("patch_size", low=1, high=PATCH_MAX)
     merge = tower.integer("spatial_merge_size", low=1, high=MERGE_MAX)
-    for key in ("in_channels", "in_chans", "num_channels"):
-        if tower.integer(key, low=1, high=WIDTH_MAX, default=COLOURS) != COLOURS:
-            raise tower.error(key, f"only {COLOURS} are supported")
+    check_colours(tower, "in_channels", "in_chans", "num_channels")
     text = fields.part(TEXT_CONFIG) if fields.has(TEXT_CONFIG) else fields
     text.integer("hidden_size", low=1, high=WIDTH_MAX)
     text.integer("vocab_size", low=1, high=VOCAB_MAX)
     passes = zoo_pass_sizes(config)
-    token_id = fields.integer(PLACEHOLDER, low=0, high=VOCAB_MAX)
-    if token_id >= passes.vocab:
-        raise fields.error(PLACEHOLDER, f"{token_id} is beyond the vocabulary of {passes.vocab}")
     places = bounds.IMAGE_PLACES_ADAPTED_MAX
     return SightSizes(
-        token_id=token_id,
+        token_id=place_token(fields, PLACEHOLDER, vocab=passes.vocab),
         tokens=places,
         side=patch * merge,
         hidden=passes.hidden,
@@ -127,7 +107,7 @@ def pass_values_of(config: Mapping[str, Any], places: int) -> int:
     Its patches beside the widest part of a layer, attention with its scores or the feed-forward,
     and the places around what merges them. Raises InvalidModel for a size that is missing.
     """
-    tower, known = Fields(config).part(VISION_CONFIG), VLM_TYPES[str(vlm_type(config))]
+    tower, known = tower_fields(Fields(config)), VLM_TYPES[str(vlm_type(config))]
     patch = tower.integer("patch_size", low=1, high=PATCH_MAX)
     merge = tower.integer("spatial_merge_size", low=1, high=MERGE_MAX)
     frames = tower.integer("temporal_patch_size", low=1, high=FRAMES_MAX, default=known.frames)
@@ -159,10 +139,7 @@ def _sizes(tower: Fields, names: tuple[str, ...], most: int) -> list[int]:
 
 def seeing_footprint(config: ForeignConfig) -> Footprint:
     """Return the most that the model may take besides its weights."""
-    values = config.values
-    return Footprint(
-        zoo_context(values), zoo_cache_sizes(values), zoo_pass_sizes(values), sight_of(values)
-    )
+    return replace(foreign_footprint(config), sight=sight_of(config.values))
 
 
 def seeing_anywhere(config: Mapping[str, Any]) -> Family[Any] | None:
@@ -180,7 +157,7 @@ def seeing_here(config: Mapping[str, Any]) -> Family[Any] | None:
     None, too, where mlx-vlm is not installed and mlx-lm reads the text.
     """
     family = seeing_anywhere(config)
-    if family is None or (installed_vlm_version() is None and zoo_type(config) is not None):
+    if family is None or (installed_version(MLX_VLM) is None and zoo_type(config) is not None):
         return None
     return INSTALLED_SEEING
 

@@ -1,35 +1,20 @@
-"""What models of other libraries' have in common: stored tensors, by headers and names alone."""
+"""Stored tensors of other libraries' models, by headers and names alone."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Final
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from mlxd_models.families.common.fields import invalid
 from mlxd_models.families.common.packing import BYTE_DTYPE, WORD_BITS, WORD_DTYPE, Packings
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
+from mlxd_models.families.foreign_parts import ForeignConfig
 from mlxd_models.files.weights import TensorFact
 
-COUNT_MAX: Final = 4096
-"""Layers, heads or experts that a config may name."""
-
-_COUNTED = ("layer", "expert", "head")
-_SIZED = ("dim", "size", "vocab", "rank", "token")
 _ASIDE = frozenset({"scales", "biases", "global_scale", "weight_scale_inv", "weight_scale",
                     "weight_scale_2", "input_scale"})  # fmt: skip
 """The names of the parts of packed weights besides their values."""
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignConfig:
-    """A config that is not taken apart."""
-
-    name: str
-    """The library's module."""
-    values: Mapping[str, Any]
-    packings: Packings | None
 
 
 def no_tensors(config: object) -> tuple[TensorSpec, ...]:
@@ -80,17 +65,3 @@ def _stack_of(name: str) -> str:
     before, experts, after = name.partition(".experts.")
     number, _, inner = after.partition(".")
     return f"{before}{experts}{inner}" if experts and number.isdecimal() else ""
-
-
-def check_counts(values: Mapping[str, Any]) -> None:
-    """Refuse numbers of parts that would keep Python busy: a model is made of so many objects."""
-    none: tuple[str, ...] = ()
-    left = [(none, values)]  # not by recursion: objects may be nested deeper than calls
-    while left:
-        path, part = left.pop()
-        for key, value in part.items():
-            if isinstance(value, Mapping):
-                left.append(((*path, key), value))
-            counts = any(word in key for word in _COUNTED) and not any(w in key for w in _SIZED)
-            if counts and type(value) is int and value > COUNT_MAX:
-                raise invalid(".".join((*path, key)), f"{value} is above {COUNT_MAX}")

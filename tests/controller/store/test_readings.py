@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from mlxd_controller.store.folder import READINGS_MAX, Readings
-from mlxd_models.families.foreign import FOREIGN, check_installed, parse_foreign
-from mlxd_models.families.foreign_tensors import ForeignConfig
+from mlxd_models.families.foreign import FOREIGN, MLX_LM, parse_foreign
+from mlxd_models.families.foreign_parts import ForeignConfig, check_installed
 from mlxd_shared.config import STATUS_TEXT_BYTES_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from tests.support.made_stores import tensor_file
@@ -80,7 +80,7 @@ async def test_readings_have_a_bound(tmp_path: Path) -> None:
 def not_installed(config: Any) -> ForeignConfig:
     """Refuse a config as an installation without mlx-lm does."""
     stated = parse_foreign(config)
-    check_installed(stated.name, None)
+    check_installed(MLX_LM, stated.name, None)
     return stated
 
 

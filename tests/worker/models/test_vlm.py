@@ -12,9 +12,10 @@ import pytest
 
 from mlxd_models.describe import describe
 from mlxd_models.families.foreign import FOREIGN, INSTALLED
+from mlxd_models.families.foreign_parts import check_installed
 from mlxd_models.families.foreign_seeing import (
     FOREIGN_SEEING,
-    check_vlm_installed,
+    MLX_VLM,
     parse_seeing,
     pass_values_of,
     seeing_anywhere,
@@ -249,8 +250,8 @@ def test_a_text_without_a_tower_is_mlx_lms() -> None:
 def test_another_version_is_refused_by_name(installed: str | None, words: str) -> None:
     """With what to install."""
     with pytest.raises(InvalidModel, match=words):
-        check_vlm_installed("glm4v", installed)
-    check_vlm_installed("glm4v", VLM_VERSION)
+        check_installed(MLX_VLM, "glm4v", installed)
+    check_installed(MLX_VLM, "glm4v", VLM_VERSION)
 
 
 @pytest.mark.parametrize("case", KINDS[::2], ids=lambda case: case.kind)

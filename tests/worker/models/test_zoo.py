@@ -15,7 +15,8 @@ import mlx_lm.models
 import pytest
 
 from mlxd_models.describe import describe
-from mlxd_models.families.foreign import FOREIGN, check_installed
+from mlxd_models.families.foreign import FOREIGN, MLX_LM
+from mlxd_models.families.foreign_parts import check_installed
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_models.sizes.zoo_sizes import DEFAULTS_FILE, zoo_cache_sizes, zoo_context
@@ -321,8 +322,8 @@ def test_code_that_a_model_brings_is_refused() -> None:
 def test_another_mlx_lm_is_refused(version: str | None, words: str) -> None:
     """Without it, and in any version but the one that was tried, the error says what to install."""
     with pytest.raises(InvalidModel, match=words):
-        check_installed("glm", version)
-    check_installed("glm", ZOO_VERSION)
+        check_installed(MLX_LM, "glm", version)
+    check_installed(MLX_LM, "glm", ZOO_VERSION)
 
 
 def test_the_extra_brings_the_version_that_was_tried() -> None:

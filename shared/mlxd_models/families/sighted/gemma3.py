@@ -14,9 +14,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import VOCAB_MAX, DecoderConfig, llama_tensors
+from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors
 from mlxd_models.families.common.family import Family, Footprint, llama_footprint
 from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.sight_fields import place_token, tower_fields
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.gemma3 import GEMMA3_NESTED, parse_nested_gemma3
 from mlxd_models.families.sighted.tower import (
@@ -34,7 +35,6 @@ PROJECTOR: Final = "multi_modal_projector."
 PROJECTION: Final = f"{PROJECTOR}mm_input_projection_weight"
 """[values of a patch's row, values of the text's]: rows are multiplied from the left."""
 PLACE_NORM: Final = f"{PROJECTOR}mm_soft_emb_norm.weight"
-VISION_CONFIG: Final = "vision_config"
 _TOWER_KIND: Final = "siglip_vision_model"
 _PLACES: Final = "mm_tokens_per_image"
 _PLACES_DEFAULT: Final = 256
@@ -75,16 +75,14 @@ def parse_seeing_gemma3(config: Mapping[str, Any]) -> Gemma3Config:
     """Return the config of a `Gemma3ForConditionalGeneration` with its tower."""
     fields = Fields(config)
     text = parse_nested_gemma3(config)
-    if not fields.has(VISION_CONFIG):
-        raise fields.error(VISION_CONFIG, "missing")
-    vision = fields.part(VISION_CONFIG)
+    vision = tower_fields(fields)
     kind = vision.values.get("model_type", _TOWER_KIND)
     if kind != _TOWER_KIND:
         raise vision.error("model_type", f"{kind!r} is not supported, only {_TOWER_KIND!r}")
     vision = Fields({**vision.values, "model_type": kind}, vision.prefix)
     tower = parse_tower(vision, feature_layer=-1, ends_normed=True)
     token_id, before, behind = (
-        _token(fields, keys, default, vocab=text.vocab)
+        place_token(fields, *keys, vocab=text.vocab, default=default)
         for keys, default in (
             (_PLACE_KEYS, _PLACE_DEFAULT),
             (_BEFORE_KEYS, _BEFORE_DEFAULT),
@@ -104,16 +102,6 @@ def _across(fields: Fields, tower: TowerConfig) -> int:
         problem = f"{patches} x {patches} patches cannot be averaged to {tokens} places"
         raise fields.error(_PLACES, problem)
     return across
-
-
-def _token(fields: Fields, keys: tuple[str, str], default: int, *, vocab: int) -> int:
-    stated = [fields.integer(key, low=0, high=VOCAB_MAX) for key in keys if fields.has(key)]
-    if len(set(stated)) > 1:
-        raise fields.error(keys[1], f"{stated[1]} contradicts {keys[0]}")
-    chosen = stated[0] if stated else default
-    if chosen >= vocab:
-        raise fields.error(keys[0], f"{chosen} is beyond the vocabulary of {vocab}")
-    return chosen
 
 
 def seeing_gemma3_tensors(config: Gemma3Config) -> tuple[TensorSpec, ...]:

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import VOCAB_MAX, DecoderConfig, llama_tensors
+from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors
 from mlxd_models.families.common.family import Family, Footprint, llama_footprint
 from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.sight_fields import VISION_CONFIG, place_token, tower_fields
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
 from mlxd_models.families.llama import parse_llama
 from mlxd_models.families.mistral import parse_mistral
@@ -35,7 +36,6 @@ from mlxd_shared.config import IMAGE_TOKENS_MAX
 ARCHITECTURE: Final = "LlavaForConditionalGeneration"
 PROJECTOR: Final = "multi_modal_projector."
 FIRST, SECOND = f"{PROJECTOR}linear_1", f"{PROJECTOR}linear_2"
-VISION_CONFIG: Final = "vision_config"
 _TOKEN_KEYS: Final = ("image_token_id", "image_token_index")
 _TOKEN_DEFAULT: Final = 32_000
 _Parse = Callable[[Mapping[str, Any]], DecoderConfig]
@@ -105,8 +105,7 @@ def parse_llava(config: Mapping[str, Any]) -> LlavaConfig:
         problem = f"{kind!r} is not a text that is known here: {', '.join(sorted(_TEXTS))}"
         raise fields.error(f"{TEXT_CONFIG}.model_type", problem)
     parse, defaults = _TEXTS[kind]
-    if not fields.has(VISION_CONFIG):
-        raise fields.error(VISION_CONFIG, "missing")
+    seen = tower_fields(fields)
     layer = fields.values.get("vision_feature_layer", -2)
     if type(layer) is not int:
         raise fields.error("vision_feature_layer", f"{layer!r} is not supported, only one layer")
@@ -118,28 +117,19 @@ def parse_llava(config: Mapping[str, Any]) -> LlavaConfig:
     activation = fields.values.get("projector_hidden_act", TowerActivation.GELU.value)
     if activation not in tuple(TowerActivation):
         raise fields.error("projector_hidden_act", f"{activation!r} is not supported")
+    text = parse({**defaults, **nested})
     parsed = LlavaConfig(
-        text=parse({**defaults, **nested}),
-        tower=parse_tower(fields.part(VISION_CONFIG), feature_layer=layer),
+        text=text,
+        tower=parse_tower(seen, feature_layer=layer),
         activation=TowerActivation(activation),
         projector_bias=fields.flag("multimodal_projector_bias", default=True),
         drops_class=strategy == "default",
-        token_id=_token_id(fields),
+        token_id=place_token(fields, *_TOKEN_KEYS, vocab=text.vocab, default=_TOKEN_DEFAULT),
     )
     if not 1 <= parsed.tokens <= IMAGE_TOKENS_MAX:
         problem = f"an image takes {parsed.tokens} tokens, and at most {IMAGE_TOKENS_MAX}"
         raise fields.error(f"{VISION_CONFIG}.image_size", problem)
-    if parsed.token_id >= parsed.text.vocab:
-        problem = f"{parsed.token_id} is beyond the vocabulary of {parsed.text.vocab}"
-        raise fields.error(_TOKEN_KEYS[0], problem)
     return parsed
-
-
-def _token_id(fields: Fields) -> int:
-    stated = [fields.integer(key, low=0, high=VOCAB_MAX) for key in _TOKEN_KEYS if fields.has(key)]
-    if len(set(stated)) > 1:
-        raise fields.error(_TOKEN_KEYS[1], f"{stated[1]} contradicts {_TOKEN_KEYS[0]}")
-    return stated[0] if stated else _TOKEN_DEFAULT
 
 
 def llava_tensors(config: LlavaConfig) -> tuple[TensorSpec, ...]:

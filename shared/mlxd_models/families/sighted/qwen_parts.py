@@ -1,4 +1,4 @@
-"""What the Qwens that see have in common: axes of rotation, names of tensors, a token for images.
+"""What the Qwens that see have in common: where the text is, axes of rotation, names of tensors.
 
 Invariants:
 - Tokens turn by three axes (`RopeConfig.sections`): a text's by one number on all of them, an
@@ -12,20 +12,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from mlxd_models.families.common.decoder import VOCAB_MAX
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.rope import RopeConfig
 from mlxd_models.files.nested_text import TEXT_CONFIG, text_config, text_name
-from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_models.sizes.weight_forms import TOWER_PREFIX
-from mlxd_shared import config as bounds
 
-VISION_CONFIG: Final = "vision_config"
 ROPE_KEYS: Final = ("rope_scaling", "rope_parameters")
 Sections = tuple[int, int, int]
 _STORED_TOWERS: Final = ("visual.", TOWER_PREFIX)
 """What the names of a tower's tensors begin with, as checkpoints have them."""
-_PLACEHOLDER: Final = "image_token_id"
 _TIED: Final = "tie_word_embeddings"
 _KIND_KEYS: Final = ("type", "rope_type")
 _SECTIONS: Final = "mrope_section"
@@ -97,43 +92,6 @@ def _without_axes(rope: Mapping[str, Any]) -> dict[str, Any]:
     plain = {key: value for key, value in rope.items() if key not in (_SECTIONS, _MIXED)}
     kinds = {key: "default" for key in _KIND_KEYS if plain.get(key) == "mrope"}
     return {**plain, **kinds}
-
-
-def check_output(fields: Fields, output: int, hidden: int) -> None:
-    """Refuse a tower whose features are not as wide as the text's rows."""
-    if output != hidden:
-        problem = f"{output} is not the text's hidden_size of {hidden}"
-        raise fields.error(f"{VISION_CONFIG}.out_hidden_size", problem)
-
-
-def place_token(fields: Fields, *, default: int, vocab: int) -> int:
-    """Return the token that stands for an image."""
-    token_id = fields.integer(_PLACEHOLDER, low=0, high=VOCAB_MAX, default=default)
-    if token_id >= vocab:
-        raise fields.error(_PLACEHOLDER, f"{token_id} is beyond the vocabulary of {vocab}")
-    return token_id
-
-
-def shaped_sight(
-    *,
-    token_id: int,
-    side: int,
-    hidden: int,
-    pass_values: int,
-    settled_values: int = 0,
-    levels: int = 0,
-) -> SightSizes:
-    """Return how a model sees whose images keep their shape."""
-    return SightSizes(
-        token_id=token_id,
-        tokens=bounds.IMAGE_PLACES_MAX,
-        side=side,
-        hidden=hidden,
-        pass_values=pass_values,
-        settled_values=settled_values,
-        varies=True,
-        levels=levels,
-    )
 
 
 def qwen_name(name: str) -> str | None:

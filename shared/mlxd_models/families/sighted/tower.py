@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from mlxd_models.families.common.decoder import HEADS_MAX, LAYERS_MAX, WIDTH_MAX
 from mlxd_models.families.common.fields import Fields
+from mlxd_models.families.common.sight_fields import COLOURS, check_colours, fill_in
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
 from mlxd_models.sizes.weight_forms import TOWER_PREFIX
 from mlxd_shared.config import IMAGES_TOGETHER_MAX
@@ -31,7 +32,6 @@ CLASS: Final = f"{TOWER_PREFIX}embeddings.class_embedding"
 FIRST_NORM: Final = f"{TOWER_PREFIX}pre_layrnorm"
 """As CLIP's checkpoints spell it."""
 LAST_NORM: Final = f"{TOWER_PREFIX}post_layernorm"
-COLOURS: Final = 3
 SCORES_MAX: Final = 1 << 24
 """Scores of queries and keys that are there at once."""
 
@@ -119,10 +119,8 @@ def parse_tower(fields: Fields, *, feature_layer: int, ends_normed: bool = False
     if kind not in _DEFAULTS:
         known = ", ".join(sorted(_DEFAULTS))
         raise fields.error("model_type", f"{kind!r} is not a tower that is known: {known}")
-    stated = {key: value for key, value in fields.values.items() if value is not None}
-    fields = Fields({**_DEFAULTS[str(kind)], **stated}, fields.prefix)
-    if fields.integer("num_channels", low=1, high=WIDTH_MAX, default=COLOURS) != COLOURS:
-        raise fields.error("num_channels", f"only {COLOURS} are supported")
+    fields = fill_in(fields, _DEFAULTS[str(kind)])
+    check_colours(fields, "num_channels")
     layers = fields.integer("num_hidden_layers", low=1, high=LAYERS_MAX)
     if not -layers - 1 <= feature_layer <= layers:
         raise fields.error("num_hidden_layers", f"{layers} layers have no output {feature_layer}")
@@ -166,19 +164,19 @@ def tower_tensors(tower: TowerConfig) -> list[TensorSpec]:
     ]
     if tower.has_class:
         specs.append(TensorSpec(CLASS, (hidden,)))
-        specs += _norm_specs(FIRST_NORM, hidden)
+        specs += norm_specs(FIRST_NORM, hidden)
     else:
         specs.append(TensorSpec(f"{PATCHES}.bias", (hidden,)))
     if tower.ends_normed:
-        specs += _norm_specs(LAST_NORM, hidden)
+        specs += norm_specs(LAST_NORM, hidden)
     for index in range(tower.stored_layers):
         prefix = tower_layer(index)
         shapes = dict.fromkeys((*ATTENTION, OUTPUT), (hidden, hidden, True))
         shapes |= {UP: (mlp, hidden, True), DOWN: (hidden, mlp, True)}
         layer = [
             *linear_specs(None, prefix, shapes, joined=ATTENTION),
-            *_norm_specs(f"{prefix}layer_norm1", hidden),
-            *_norm_specs(f"{prefix}layer_norm2", hidden),
+            *norm_specs(f"{prefix}layer_norm1", hidden),
+            *norm_specs(f"{prefix}layer_norm2", hidden),
         ]
         used = index < tower.layers
         specs += [replace(spec, required=used, packable=False) for spec in layer]
@@ -198,5 +196,6 @@ def tower_name(name: str, *, ends_normed: bool = False) -> str | None:
     return TOWER_PREFIX + own
 
 
-def _norm_specs(stem: str, width: int) -> list[TensorSpec]:
+def norm_specs(stem: str, width: int) -> list[TensorSpec]:
+    """Return the weight and the bias of a layer norm."""
     return [TensorSpec(f"{stem}.{part}", (width,)) for part in ("weight", "bias")]

@@ -9,18 +9,20 @@ from collections.abc import Mapping
 
 import mlx.core as mx
 
-from mlxd_models.families.sighted.qwen3_5_vl import Qwen35VlConfig
+from mlxd_models.families.hybrid.config import HybridConfig
+from mlxd_models.families.sighted.seeing_qwen import Stacked
 from mlxd_models.files.image_settings import ImageSettings
 from mlxd_worker.models.base import Sighted
 from mlxd_worker.models.families.qwen3_5 import Qwen35Model
-from mlxd_worker.models.layers.stacked_tower import StackedTower, see_each
+from mlxd_worker.models.layers.patches import see_each
+from mlxd_worker.models.layers.stacked_tower import StackedTower
 from mlxd_worker.models.weights.reader import Reader
 
 
 class Qwen35VlModel(Qwen35Model, Sighted):
     """A loaded model. One owner: the engine thread."""
 
-    def __init__(self, config: Qwen35VlConfig, weights: Reader) -> None:
+    def __init__(self, config: Stacked[HybridConfig], weights: Reader) -> None:
         """Take all weights, the text's first."""
         super().__init__(config.text, weights)
         self._tower = StackedTower(config.tower, weights)

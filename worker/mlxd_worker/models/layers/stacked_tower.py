@@ -16,18 +16,17 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlxd_models.families.sighted import shaped
 from mlxd_models.families.sighted import stacked as names
-from mlxd_models.families.sighted import windowed
 from mlxd_models.families.sighted.stacked import StackedConfig
 from mlxd_models.families.sighted.tower import TowerActivation
-from mlxd_models.files.image_settings import ImageSettings
 from mlxd_worker.models.layers.patches import (
-    cut_patches,
+    embed_patches,
     patch_angles,
     take_patches,
     turn_heads,
 )
-from mlxd_worker.models.layers.tower import LayerNorm, activate, scale_pixels
+from mlxd_worker.models.layers.tower import LayerNorm, activate
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
@@ -68,7 +67,7 @@ class StackedTower:
         """Take all of its weights."""
         self.config = config
         self._patches = take_patches(config, weights)
-        self._patch_bias = weights.take(f"{windowed.PATCHES}.bias")
+        self._patch_bias = weights.take(f"{shaped.PATCHES}.bias")
         self._table = weights.take(f"{names.TABLE}.weight")
         self._layers = tuple(_take_layer(weights, at) for at in range(config.layers))
         self._merger = _take_merger(weights, names.MERGER)
@@ -83,8 +82,7 @@ class StackedTower:
         """
         config = self.config
         lines, columns = (length // config.side for length in pixels.shape[:2])
-        seen = cut_patches(config, pixels.astype(self._patches.dtype))
-        rows = seen @ self._patches.T + self._patch_bias
+        rows = embed_patches(config, pixels, self._patches) + self._patch_bias
         mx.eval(rows)
         rows = rows + self._lay_table(lines, columns)
         angles = patch_angles(config, mx.arange(lines * columns, dtype=mx.int32), columns)
@@ -150,29 +148,18 @@ class StackedTower:
         return read[0].swapaxes(0, 1).reshape(-1, config.hidden)
 
 
-def see_each(tower: StackedTower, pixels: mx.array, settings: ImageSettings) -> mx.array:
-    """Return the features [N, places, (1 + levels) * output] of images, one by one, evaluated.
-
-    pixels: uint8 [N, height, width, 3].
-    """
-    seen = [tower(scale_pixels(pixels[at], settings)) for at in range(pixels.shape[0])]
-    features = mx.stack(seen)
-    mx.eval(features)
-    return features
-
-
 def _take_norm(weights: Reader, stem: str) -> LayerNorm:
     weight, bias = (weights.take(f"{stem}.{part}") for part in ("weight", "bias"))
-    return LayerNorm(weight, bias, names.NORM_EPS)
+    return LayerNorm(weight, bias, shaped.NORM_EPS)
 
 
 def _take_layer(weights: Reader, index: int) -> StackedLayer:
-    prefix = windowed.windowed_layer(index)
-    before, between = windowed.NORMS
+    prefix = shaped.layer_prefix(index)
+    before, between = shaped.NORMS
     return StackedLayer(
         attention_norm=_take_norm(weights, prefix + before),
-        qkv=weights.linear([prefix + windowed.QKV], has_bias=True),
-        output=weights.linear([prefix + windowed.OUTPUT], has_bias=True),
+        qkv=weights.linear([prefix + shaped.QKV], has_bias=True),
+        output=weights.linear([prefix + shaped.OUTPUT], has_bias=True),
         mlp_norm=_take_norm(weights, prefix + between),
         up=weights.linear([prefix + names.UP], has_bias=True),
         down=weights.linear([prefix + names.DOWN], has_bias=True),

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlxd_models.families.common.sight_fields import COLOURS
 from mlxd_models.families.sighted import tower as names
 from mlxd_models.families.sighted.tower import TowerActivation, TowerConfig
 from mlxd_models.files.image_settings import ImageSettings
@@ -106,7 +107,7 @@ class Tower:
         config, count = self.config, pixels.shape[0]
         patch, across = config.patch, config.side // config.patch
         seen = pixels[:, : across * patch, : across * patch].astype(self._places.dtype)
-        cut = seen.reshape(count, across, patch, across, patch, names.COLOURS)
+        cut = seen.reshape(count, across, patch, across, patch, COLOURS)
         # As the weights have them: colours first, then rows and columns within a patch.
         flat = cut.transpose(0, 1, 3, 5, 2, 4).reshape(count * config.patches, -1)
         rows = flat @ self._patches.T
@@ -149,7 +150,7 @@ def scale_pixels(pixels: mx.array, settings: ImageSettings) -> mx.array:
 def _take_patches(config: TowerConfig, weights: Reader) -> mx.array:
     """Take the weights over a patch's values as [hidden, 3 * patch * patch], colours first."""
     weight = weights.take(f"{names.PATCHES}.weight")
-    if weight.shape != (config.hidden, names.COLOURS, config.patch, config.patch):
+    if weight.shape != (config.hidden, COLOURS, config.patch, config.patch):
         weight = weight.transpose(0, 3, 1, 2)
     flat = mx.contiguous(weight.reshape(config.hidden, -1))
     mx.eval(flat)

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 
 import mlx.core as mx
 
+from mlxd_models.families.sighted import shaped
 from mlxd_models.families.sighted import windowed as names
 from mlxd_models.families.sighted.tower import TowerActivation
 from mlxd_models.families.sighted.windowed import WindowedConfig
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.layers.patches import (
-    cut_patches,
+    embed_patches,
     patch_angles,
     take_patches,
     turn_heads,
@@ -102,8 +103,7 @@ class WindowedTower:
         lines, columns = (length // config.side for length in pixels.shape[:2])
         windows = lay_windows(lines, columns, config.window)
         order = mx.array(windows.order, dtype=mx.int32)
-        seen = pixels.astype(self._patches.dtype)
-        rows = cut_patches(config, seen, order) @ self._patches.T
+        rows = embed_patches(config, pixels, self._patches, order)
         angles = patch_angles(config, order, columns)
         turns = mx.cos(angles), mx.sin(angles)
         apart = [(count, size * config.merge**2) for count, size in windows.groups]
@@ -167,16 +167,16 @@ class WindowedTower:
 
 
 def _take_norm(weights: Reader, stem: str) -> Norm:
-    return Norm(weights.take(f"{stem}.weight"), names.NORM_EPS)
+    return Norm(weights.take(f"{stem}.weight"), shaped.NORM_EPS)
 
 
 def _take_layer(weights: Reader, index: int) -> WindowedLayer:
-    prefix = names.windowed_layer(index)
-    before, between = names.NORMS
+    prefix = shaped.layer_prefix(index)
+    before, between = shaped.NORMS
     return WindowedLayer(
         attention_norm=_take_norm(weights, prefix + before),
-        qkv=weights.linear([prefix + names.QKV], has_bias=True),
-        output=weights.linear([prefix + names.OUTPUT], has_bias=True),
+        qkv=weights.linear([prefix + shaped.QKV], has_bias=True),
+        output=weights.linear([prefix + shaped.OUTPUT], has_bias=True),
         mlp_norm=_take_norm(weights, prefix + between),
         gate_up=weights.linear([prefix + name for name in names.GATED], has_bias=True),
         down=weights.linear([prefix + names.DOWN], has_bias=True),

@@ -20,10 +20,10 @@ from typing import TYPE_CHECKING, Any, Final
 import mlx.core as mx
 
 from mlxd_models.families.common.family import Family, Footprint
+from mlxd_models.families.common.sight_fields import COLOURS, VISION_CONFIG
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.foreign_seeing import (
     FOREIGN_SEEING,
-    VISION_CONFIG,
     parse_installed_seeing,
     seeing_here,
     sight_of,
@@ -36,7 +36,7 @@ from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_models.sizes.vlm_types import VLM_TYPES, SeeingType
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.base import Batch, Model, Sighted
-from mlxd_worker.models.layers.tower import scale_pixels
+from mlxd_worker.models.layers.patches import cut_patches, see_each
 from mlxd_worker.models.vlm.peer import (
     MLX_VLM,
     hollow_seeing,
@@ -53,7 +53,6 @@ from mlxd_worker.models.zoo.peer import observe_pass, without_compiling
 if TYPE_CHECKING:  # see `zoo.peer`
     from mlx.nn.layers.base import Module
 
-COLOURS: Final = 3
 AXES: Final = 3
 _KEPT: Final = ("_position_ids", "_rope_deltas")
 """What texts of mlx-vlm keep of the prompt they read last."""
@@ -86,12 +85,7 @@ class VlmModel(ZooModel, Sighted):
     def see(self, pixels: mx.array, settings: ImageSettings) -> mx.array:
         """Return the features [N, places, hidden] of images of one shape, evaluated."""
         with without_compiling():
-            seen = [
-                self._see_one(scale_pixels(pixels[at], settings)) for at in range(pixels.shape[0])
-            ]
-            features = mx.stack(seen)
-            mx.eval(features)
-        return features
+            return see_each(self._see_one, pixels, settings)
 
     def _see_one(self, image: mx.array) -> mx.array:
         peer: Any = self._peer
@@ -126,15 +120,10 @@ def patches_of(image: mx.array, *, patch: int, merge: int, frames: int, in_rows:
     in_rows: [1, patches, 3, patch, patch], row by row; else [patches, 3 * frames * patch * patch],
     the `merge` x `merge` patches of a place one after another (Qwen2-VL's processor).
     """
-    rows, columns = image.shape[0] // patch, image.shape[1] // patch
     if in_rows:
-        cut = image.reshape(rows, patch, columns, patch, COLOURS).transpose(0, 2, 4, 1, 3)
-        return cut.reshape(1, rows * columns, COLOURS, patch, patch)
-    shape = (rows // merge, merge, patch, columns // merge, merge, patch, COLOURS)
-    cut = image.reshape(*shape).transpose(0, 3, 1, 4, 6, 2, 5)
-    cut = cut.reshape(rows * columns, COLOURS, 1, patch * patch)
-    whole = mx.broadcast_to(cut, (rows * columns, COLOURS, frames, patch * patch))
-    return whole.reshape(rows * columns, -1)
+        cut = cut_patches(image, patch=patch, merge=1, frames=1)
+        return cut.reshape(1, -1, COLOURS, patch, patch)
+    return cut_patches(image, patch=patch, merge=merge, frames=frames)
 
 
 def places_of(part: Part, batch: Batch) -> mx.array:
