@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import numpy as np
 
+from mlxd_worker.engine.request import Image
 from tests.support.random_model import write_random_model
 from tests.support.seeing import PATCH, SIDE, seeing_config, write_image_settings
 
@@ -56,10 +57,14 @@ class Case:
         return (*first, *image, *second, *image, *third)
 
     @property
-    def starts(self) -> tuple[int, int]:
-        """Where the images begin."""
+    def images(self) -> tuple[Image, ...]:
+        """The images at their places."""
         first = len(PIECES[0])
-        return first, first + self.tokens + len(PIECES[1])
+        starts = first, first + self.tokens + len(PIECES[1])
+        return tuple(
+            Image(b"%d" % start, start, self.tokens, pixels.tobytes())
+            for start, pixels in zip(starts, self.pixels(), strict=True)
+        )
 
     def pixels(self) -> np.ndarray[Any, Any]:
         """Return the images, uint8 [2, side, side, 3]."""

@@ -12,7 +12,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Final, Protocol, TypeVar
+from typing import Any, Final, Protocol
 
 import mlx.core as mx
 
@@ -35,6 +35,7 @@ from tests.support.qwen3_vl_cases import TYPES as QWEN3_VL_TYPES
 from tests.support.qwen_vl_cases import CASES as QWEN_VLS
 from tests.support.qwen_vl_cases import GOLDEN as QWEN_VL_LOGITS
 from tests.support.qwen_vl_cases import Case as ShapedCase
+from tests.support.shown import SeenCase, Shown, read_whole, shown_by, squares_shown_by
 from tests.worker import vlm_conformance, zoo_conformance
 from tests.worker.hybrid import (
     convert,
@@ -55,12 +56,7 @@ from tests.worker.models import test_qwen3 as test_models_qwen3
 from tests.worker.models import test_qwen3_5 as test_models_qwen3_5
 from tests.worker.models import test_qwen3_next as test_models_qwen3_next
 from tests.worker.models import test_sliding as test_models_sliding
-from tests.worker.models.test_gemma3_vision import read as read_whole
-from tests.worker.models.test_gemma3_vision import shown_by as whole_shown_by
-from tests.worker.models.test_llava import features_of, logits_in_pieces
-from tests.worker.models.test_qwen2_5_vl import read as read_shapes
-from tests.worker.models.test_qwen2_5_vl import shown_by
-from tests.worker.tiny import caches_of, config_with, load, random_weights, write_model
+from tests.worker.tiny import config_with, load, random_weights, write_model
 
 TABLE: Final = Path(__file__).parents[2] / "docs" / "models.md"
 TOKENS: Final = 120
@@ -202,12 +198,13 @@ def findings() -> list[Finding]:
     for case in cases():
         (name,) = case.config["architectures"]
         findings_by_name[name] = _with(findings_by_name[name], case)
-    findings_by_name[GEMMA] = _together(findings_by_name[GEMMA], _seeing_wholes())
-    findings_by_name[LLAVA] = _seeing()
-    findings_by_name[QWEN_VL] = _seeing_shapes(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS)
+    seeing = _by_golden(GEMMA, GEMMAS, GEMMA_LOGITS, squares_shown_by)
+    findings_by_name[GEMMA] = _together(findings_by_name[GEMMA], seeing)
+    findings_by_name[LLAVA] = _by_golden(LLAVA, LLAVAS, LLAVA_LOGITS, squares_shown_by)
+    findings_by_name[QWEN_VL] = _by_golden(QWEN_VL, QWEN_VLS, QWEN_VL_LOGITS, shown_by)
     for name in QWEN3_VL_TYPES:
         own = [case for case in QWEN3_VLS if case.architecture == name]
-        findings_by_name[name] = _seeing_shapes(name, own, QWEN3_VL_LOGITS)
+        findings_by_name[name] = _by_golden(name, own, QWEN3_VL_LOGITS, shown_by)
     for name in test_models_sliding.VARIANTS:
         config = test_models_sliding.config_of(name)
         (architecture,) = config["architectures"]
@@ -217,36 +214,6 @@ def findings() -> list[Finding]:
             findings_by_name[architecture], kinds=findings_by_name[architecture].kinds | kinds
         )
     return list(findings_by_name.values())
-
-
-def _seeing() -> Finding:
-    """Return what was found of LLaVA, which mlx-lm has not: transformers' logits are in a file."""
-
-    def logits_of(model: Model, folder: Path, case: LlavaCase) -> mx.array:
-        features = features_of(model, folder, case)
-        return logits_in_pieces(model, caches_of(model), case, features, len(case.prompt))
-
-    return _by_golden(LLAVA, LLAVAS, LLAVA_LOGITS, logits_of)
-
-
-def _seeing_shapes(name: str, cases: Sequence[ShapedCase], file: Path) -> Finding:
-    """Return what was found of a Qwen whose images keep their shape, likewise."""
-
-    def logits_of(model: Model, folder: Path, case: ShapedCase) -> mx.array:
-        shown = shown_by(model, folder, case)
-        return read_shapes(model, caches_of(model), shown, [len(case.prompt)])
-
-    return _by_golden(name, cases, file, logits_of)
-
-
-def _seeing_wholes() -> Finding:
-    """Return what was found of Gemma 3 with images, likewise."""
-
-    def logits_of(model: Model, folder: Path, case: WholeCase) -> mx.array:
-        shown = whole_shown_by(model, folder, case)
-        return read_whole(model, caches_of(model), shown, [len(case.prompt)])
-
-    return _by_golden(GEMMA, GEMMAS, GEMMA_LOGITS, logits_of)
 
 
 def _together(one: Finding, other: Finding) -> Finding:
@@ -259,22 +226,22 @@ def _together(one: Finding, other: Finding) -> Finding:
     )
 
 
-_Seeing = TypeVar("_Seeing", LlavaCase, ShapedCase, WholeCase)
-
-
 def _by_golden(
     name: str,
-    cases: Sequence[_Seeing],
+    cases: Sequence[LlavaCase | ShapedCase | WholeCase],
     file: Path,
-    logits_of: Callable[[Model, Path, _Seeing], mx.array],
+    show: Callable[[Model, Path, SeenCase], Shown],
 ) -> Finding:
-    """Return how far a family's logits are from those of a file, in the columns that it has."""
+    """Return what was found of a family that sees, which mlx-lm has not.
+
+    Its logits are compared with transformers' in a file, in the columns that it has.
+    """
     worst, kinds, golden = 0.0, frozenset[Kind](), read_golden(file)
     for case in cases:
         with tempfile.TemporaryDirectory() as scratch:
             folder = case.write(Path(scratch) / "model")
             model = load(folder)
-            logits = logits_of(model, folder, case)
+            logits = read_whole(model, show(model, folder, case))
             expected = mx.array(golden[case.name])
             worst = max(worst, error(logits[:, mx.array(COLUMNS)], expected))
             kinds |= _kinds(model)

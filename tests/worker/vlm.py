@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, cast
@@ -15,18 +15,16 @@ from transformers.models.paddleocr_vl.image_processing_pil_paddleocr_vl import (
 )
 from transformers.models.qwen2_vl.image_processing_pil_qwen2_vl import Qwen2VLImageProcessorPil
 
-from mlxd_models.files.image_settings import read_image_settings
 from mlxd_models.sizes.vlm_types import VLM_TYPES
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.axes import turns_of
 from mlxd_worker.engine.request import Image
-from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
+from mlxd_worker.models.base import Batch, Model
 from mlxd_worker.models.vlm.peer import hollow_seeing, restore_seeing, vlm_module
 from mlxd_worker.models.zoo.peer import parameters_of, without_compiling
 from tests.support.seeing import PLACE as PLACE_TEXT
 from tests.support.seeing import TEMPLATE
 from tests.support.seeing_shapes import PLACES_MAX
+from tests.support.shown import Shown, read, shown_by
 from tests.support.tiny_model import write_json, write_text_files
 from tests.worker.hybrid import error
 from tests.worker.tiny import caches_of, write_model
@@ -40,7 +38,6 @@ TEXT: Final = (9, 8, 7, 3, 55, 2, 80, 61, 11, 40)
 """A prompt that shows nothing."""
 STEPS: Final = 3
 """How many of a prompt's last tokens are decoded one by one."""
-ROW: Final = RowId(1)
 SPREAD: Final = 1.0
 """How far logits deviate from each other at least, so that there is something to compare."""
 
@@ -273,67 +270,6 @@ def process(case: Case) -> tuple[mx.array, mx.array]:
     return patches, mx.array(np.asarray(made["image_grid_thw"]))
 
 
-def read_prompt(
-    model: Model,
-    caches: RowCaches,
-    shown: Shown,
-    widths: Sequence[int],
-    *,
-    row: RowId = ROW,
-    placed: bool = True,
-) -> mx.array:
-    """Return the logits of a prompt, read in pieces of these widths by turns.
-
-    placed: whether its tokens stand where images have them.
-    """
-    caches.join(row, tokens=len(shown.prompt))
-    parts: list[mx.array] = []
-    begin = 0
-    while begin < len(shown.prompt):
-        tokens = shown.prompt[begin : begin + widths[len(parts) % len(widths)]]
-        count = len(tokens)
-        batch = replace(
-            Batch.prefill(tokens, begin, row),
-            inlays=shown.inlays(begin, count),
-            turns=turns_of([(shown.images, begin, count)]) if placed else None,
-        )
-        parts.append(model.logits(model.forward(batch, caches)))
-        mx.eval(parts[-1], caches.state())
-        begin += count
-    return mx.concatenate(parts, axis=0)
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A prompt, and what a model sees of its images."""
-
-    prompt: tuple[int, ...]
-    images: tuple[Image, ...] = ()
-    features: tuple[mx.array, ...] = ()
-
-    @property
-    def shift(self) -> int:
-        """By how much what follows stands elsewhere than at its position."""
-        return sum(image.shift for image in self.images)
-
-    def inlays(self, begin: int, count: int) -> tuple[Inlay, ...]:
-        """Return what stands for the tokens of a pass."""
-        inlays = []
-        for image, seen in zip(self.images, self.features, strict=True):
-            start, stop = max(image.start, begin), min(image.stop, begin + count)
-            if start < stop:
-                inlays.append(Inlay(start - begin, seen[start - image.start : stop - image.start]))
-        return tuple(inlays)
-
-
-def shown_by(model: Model, folder: Path, case: Case) -> Shown:
-    """Return a case's prompt with what the model sees of its images."""
-    assert isinstance(model, Sighted)
-    settings = read_image_settings(folder, side=case.side, places_max=PLACES_MAX)
-    features = [model.see(mx.array(pixels)[None], settings)[0] for pixels in case.pixels()]
-    return Shown(case.prompt, case.images, tuple(features))
-
-
 def worst_error(case: Case, folder: Path, model: Model) -> float:
     """Return the largest error of a prompt with images in chunks, then decoded with a text."""
     peer, shown, caches = Peer(case, folder), shown_by(model, folder, case), caches_of(model)
@@ -342,7 +278,7 @@ def worst_error(case: Case, folder: Path, model: Model) -> float:
     begun = (replace(shown, prompt=shown.prompt[:-STEPS]), Shown(TEXT[:-STEPS]))
     rows = (RowId(10), RowId(11))
     errors = [
-        error(read_prompt(model, caches, prompt, widths, row=row), logits[:-STEPS])
+        error(read(model, caches, prompt, widths, row=row), logits[:-STEPS])
         for prompt, widths, row, logits in zip(begun, ([7, 3], [4]), rows, expected, strict=True)
     ]
     for at in range(-STEPS, 0):

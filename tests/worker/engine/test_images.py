@@ -2,96 +2,50 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any
 
 import mlx.core as mx
 import pytest
 
-from mlxd_models.families.registry import REGISTRY
-from mlxd_models.files.image_settings import ImageSettings, read_image_settings
-from mlxd_worker.engine.gallery import Gallery
+from mlxd_models.files.image_settings import ImageSettings
 from mlxd_worker.models.base import Sighted
-from mlxd_worker.tokenizing.files import load_tokenizer
-from mlxd_worker.vision.sight import Placed, place_images
-from tests.support.engines import Collected, TinyEngine, engine_on
+from mlxd_worker.vision.sight import Placed
 from tests.support.llava_cases import CASES, PIECES, PLACE
-from tests.support.resuming import resumed_prompt
-from tests.worker.tiny import load
+from tests.support.seeing_engines import Around, Seeing, change_value, seeing_engine
 
 CASE = CASES[0]
-
-
-@dataclass(slots=True)
-class Seeing:
-    """An engine that sees, and its gallery."""
-
-    tiny: TinyEngine
-    gallery: Gallery
-
-    def place(self, *images: bytes, before: Sequence[int] = PIECES[0]) -> Placed:
-        """Return a prompt of text, images with a token between, and text."""
-        ids = list(before)
-        for _ in images:
-            ids += [PLACE, 17]
-        named = [(blake2b(image).digest(), image) for image in images]
-        return place_images([*ids, *PIECES[2]], named, self.gallery.sizes)
-
-    def run(self, placed: Placed, **options: Any) -> Collected:
-        """Run one stream with these images to its end."""
-        return self.tiny.alone(
-            **{"prompt": placed.ids, "images": placed.images, "keys": placed.keys, **options}
-        )
+AROUND = Around(PIECES[0], (PLACE, 17), PIECES[2])
 
 
 @pytest.fixture
 def seeing(tmp_path: Path) -> Seeing:
     """An engine on a tiny LLaVA that keeps prefixes."""
-    folder = CASE.write(tmp_path / "model")
-    model = load(folder)
-    assert isinstance(model, Sighted)
-    family = REGISTRY["LlavaForConditionalGeneration"]
-    sizes = family.footprint(family.parse(CASE.config)).sight
-    assert sizes is not None
-    gallery = Gallery(model, sizes, read_image_settings(folder, side=CASE.side), kept_max=2)
-    tokenizer = load_tokenizer(folder)
-    tiny = engine_on(
-        model, tokenizer, rows_max=4, context_length=512, prefix_nbytes=1 << 24, chunk=6,
-        gallery=gallery,
-    )  # fmt: skip
-    return Seeing(tiny, gallery)
-
-
-def images() -> list[bytes]:
-    """Return two images' pixels, and the first with one value changed by one."""
-    first, second = (picture.tobytes() for picture in CASE.pixels())
-    return [first, second, bytes([first[0] ^ 1]) + first[1:]]
+    return seeing_engine(CASE, CASE.write(tmp_path / "model"), AROUND, tokens_max=8)
 
 
 def test_an_image_decides_what_is_said(seeing: Seeing) -> None:
     """The same text after another image is another answer; the same image gives the same one."""
-    first, second, _ = images()
+    first, second = seeing.pictures
     said = [seeing.run(seeing.place(image)).ids for image in (first, second, first)]
     assert said[0] == said[2] != said[1]
 
 
 def test_the_same_image_hits_and_another_never_does(seeing: Seeing) -> None:
     """A prompt is reused up to its last token; after one changed value up to its image."""
-    first, second, changed = images()
+    first, second = seeing.pictures
     placed = seeing.place(first)
     assert seeing.run(placed).reused == 0
     assert seeing.run(placed).reused == len(placed.ids) - 1
-    for other in (changed, second):
+    for other in (change_value(first), second):
         assert seeing.run(seeing.place(other)).reused == len(PIECES[0])
     assert seeing.gallery.seen == 3
 
 
 def test_a_chat_over_an_image_sees_it_once(seeing: Seeing) -> None:
     """Ten turns that go on from each other evaluate neither the image nor its places again."""
-    first, *_ = images()
+    first, _ = seeing.pictures
     placed, before = seeing.place(first), 0
     for turn in range(10):
         collected = seeing.run(placed, max_tokens=3)
@@ -104,18 +58,16 @@ def test_a_chat_over_an_image_sees_it_once(seeing: Seeing) -> None:
 
 def test_choices_over_an_image_see_it_once(seeing: Seeing) -> None:
     """Streams of one prompt that begin together: one pass of the tower for all of them."""
-    placed = seeing.place(images()[0])
-    sinks = [
-        seeing.tiny.submit(placed.ids, images=placed.images, keys=placed.keys)[1] for _ in range(4)
-    ]
-    seeing.tiny.run()
-    assert len({tuple(sink.ids) for sink in sinks}) == 1
+    placed = seeing.place(seeing.pictures[0])
+    first, *others = seeing.run_together([placed] * 4)
+    assert others == [first] * 3
     assert seeing.gallery.seen == 1
 
 
 def test_features_are_kept_within_their_budget(seeing: Seeing) -> None:
     """Of more images than are kept those used longest ago go; each array is counted by name."""
-    for image in images():
+    first, second = seeing.pictures
+    for image in (first, second, change_value(first)):
         seeing.run(seeing.place(image))
     kept = seeing.gallery.arrays()
     assert len(kept) == 2
@@ -142,10 +94,10 @@ class Counted(Sighted):
 def test_room_is_made_before_an_image_is_seen(seeing: Seeing) -> None:
     """Features of no more images than are kept are there at any time, and what a pass needs of
     those that are kept is not dropped for it."""
-    first, second, third = images()
+    first, second = seeing.pictures
     gallery = seeing.gallery
     counted = gallery._model = Counted(gallery._model, lambda: len(gallery.arrays()))
-    for image in (first, second, third):
+    for image in (first, second, change_value(first)):
         seeing.run(seeing.place(image))
     assert counted.most == 2
     seeing.tiny.prefix.clear()
@@ -155,33 +107,23 @@ def test_room_is_made_before_an_image_is_seen(seeing: Seeing) -> None:
 
 def test_rows_with_images_share_a_batch_with_text(seeing: Seeing) -> None:
     """Streams side by side, with one image, with two, and with none, say what they say alone."""
-    first, second, _ = images()
+    first, second = seeing.pictures
     prompts = [
         seeing.place(first),
         seeing.place(second, first),
         Placed(PIECES[2], (), ()),
         seeing.place(second, before=(70,)),
     ]
-    sinks = [
-        seeing.tiny.submit(placed.ids, images=placed.images, keys=placed.keys)[1]
-        for placed in prompts
-    ]
-    seeing.tiny.run()
-    together = [sink.ids for sink in sinks]
-    seeing.tiny.prefix.clear()
-    seeing.gallery.clear()
+    together = seeing.run_together(prompts)
+    seeing.forget()
     assert together == [seeing.run(placed).ids for placed in prompts]
 
 
 @pytest.mark.parametrize("by_steps", [True, False])
 def test_a_stream_goes_on_from_its_images(seeing: Seeing, *, by_steps: bool) -> None:
     """Resumed after any of its tokens, from the request alone, it says what it would have said."""
-    placed = seeing.place(*images()[:2])
+    placed = seeing.place(*seeing.pictures)
     whole = seeing.run(placed, max_tokens=12)
     for cut in (1, 5, 11):
-        seeing.tiny.prefix.clear()
-        seeing.gallery.clear()
-        resumed = resumed_prompt(placed.ids, whole, cut, by_steps=by_steps)
-        keys = placed.keys if by_steps else (*placed.keys, *whole.ids[:cut])
-        rest = seeing.run(placed, max_tokens=12, keys=keys, **resumed)
-        assert [*whole.ids[:cut], *rest.ids] == whole.ids
+        said = seeing.resume(placed, whole, cut, by_steps=by_steps, max_tokens=12)
+        assert said == whole.ids

@@ -8,29 +8,24 @@ import pytest
 
 from mlxd_worker.vision.sight import Placed
 from tests.support.qwen3_vl_cases import CASES
-from tests.support.qwen_vl_cases import GRIDS, PIECES
-from tests.support.resuming import resumed_prompt
-from tests.worker.engine.test_shaped_images import TOKENS, Picture, Seeing, seeing_of
+from tests.support.qwen_vl_cases import GRIDS, PIECES, PLACE
+from tests.support.seeing_engines import Around, Seeing, change_value, seeing_engine
 
 BY_NAME = {case.name: case for case in CASES}
+AROUND = Around(PIECES[0], (PLACE, 17), PIECES[3])
 
 
 @pytest.fixture(params=["deep", "hybrid"])
 def seeing(request: pytest.FixtureRequest, tmp_path: Path) -> Seeing:
     """An engine on a tiny model that keeps prefixes."""
-    return seeing_of(BY_NAME[request.param], tmp_path / "model")
-
-
-def pictures() -> list[Picture]:
-    """Return three images of other shapes."""
-    case = BY_NAME["deep"]
-    return [(each.tobytes(), grid) for each, grid in zip(case.pixels(), GRIDS, strict=True)]
+    case = BY_NAME[request.param]
+    return seeing_engine(case, case.write(tmp_path / "model"), AROUND, tokens_max=12)
 
 
 def test_a_stream_says_what_one_pass_says(seeing: Seeing) -> None:
     """In chunks that cut images, and behind a former prompt: a chat that goes on reads the images
     of before no more, and says what it would have said."""
-    placed = seeing.place(*pictures())
+    placed = seeing.place(*seeing.pictures)
     expected = seeing.expect(placed)
     assert seeing.run(placed).ids == expected
     seen = seeing.gallery.seen
@@ -45,14 +40,13 @@ def test_a_stream_says_what_one_pass_says(seeing: Seeing) -> None:
 
 def test_the_same_image_hits_and_another_never_does(seeing: Seeing) -> None:
     """What is found ends before an image that differs, whatever its shape."""
-    first, second, _ = pictures()
+    first, second, _ = seeing.pictures
     placed = seeing.place(first, second)
     whole = seeing.run(placed)
     again = seeing.run(placed)
     assert again.ids == whole.ids
     assert again.reused > placed.images[0].stop
-    darker = (bytes([first[0][0] ^ 1, *first[0][1:]]), first[1])
-    other = seeing.place(darker, second)
+    other = seeing.place(change_value(first), second)
     answer = seeing.run(other)
     assert answer.reused <= other.images[0].start
     assert answer.ids == seeing.expect(other)
@@ -60,33 +54,23 @@ def test_the_same_image_hits_and_another_never_does(seeing: Seeing) -> None:
 
 def test_rows_with_images_share_steps_with_text(seeing: Seeing) -> None:
     """Streams side by side, of other shapes and of none, say what each says alone."""
-    first, second, third = pictures()
+    first, second, third = seeing.pictures
     prompts = [seeing.place(first), seeing.place(second, third), Placed(PIECES[3], (), ())]
-    sinks = [
-        seeing.tiny.submit(placed.ids, images=placed.images, keys=placed.keys, max_tokens=TOKENS)[1]
-        for placed in prompts
-    ]
-    seeing.tiny.run()
-    assert [sink.ids for sink in sinks] == [seeing.expect(placed) for placed in prompts]
+    assert seeing.run_together(prompts) == [seeing.expect(placed) for placed in prompts]
 
 
 @pytest.mark.parametrize("by_steps", [True, False])
 def test_a_stream_goes_on_behind_its_images(seeing: Seeing, *, by_steps: bool) -> None:
     """Resumed after any of its tokens, from the request alone, it says what it would have said."""
-    placed = seeing.place(*pictures()[:2])
+    placed = seeing.place(*seeing.pictures[:2])
     whole = seeing.run(placed)
     for cut in (1, 11):
-        seeing.tiny.prefix.clear()
-        seeing.gallery.clear()
-        resumed = resumed_prompt(placed.ids, whole, cut, by_steps=by_steps)
-        keys = placed.keys if by_steps else (*placed.keys, *whole.ids[:cut])
-        rest = seeing.run(placed, keys=keys, **resumed)
-        assert [*whole.ids[:cut], *rest.ids] == whole.ids
+        assert seeing.resume(placed, whole, cut, by_steps=by_steps) == whole.ids
 
 
 def test_features_of_all_levels_are_kept(seeing: Seeing) -> None:
     """The arrays in the account are as large as places, levels and values make them."""
-    first, second, _ = pictures()
+    first, second, _ = seeing.pictures
     seeing.run(seeing.place(first, second))
     sizes = seeing.gallery.sizes
     kept = sorted(array.nbytes for array in seeing.gallery.arrays().values())

@@ -20,8 +20,8 @@ from mlxd_worker.models.base import Batch, Model, shift_all
 from tests.support import qwen3_vl_cases, qwen_vl_cases
 from tests.support.probing import Probe
 from tests.support.qwen_vl_cases import Case
+from tests.support.shown import Shown, read, shown_by
 from tests.worker.in_place import compiled_in_place
-from tests.worker.models.test_qwen2_5_vl import Shown, read, shown_by
 from tests.worker.tiny import difference, load
 
 CONTEXT = 128

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -14,91 +14,28 @@ from mlxd_models.families.sighted.gemma3 import Gemma3Config
 from mlxd_models.files.image_settings import read_image_settings
 from mlxd_shared.config import IMAGES_TOGETHER_MAX
 from mlxd_shared.domain.requests import KVFormat
-from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.layers.rotating import pieces_of
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.request import Image
 from mlxd_worker.engine.stepping.spans import count_whole, lasts_of
-from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
+from mlxd_worker.models.base import Model, Sighted
 from mlxd_worker.models.families.gemma3 import SeeingGemma3, average_squares
 from mlxd_worker.models.loader import inspect_model
 from mlxd_worker.models.weights.reader import Reader
 from tests.support.gemma3_cases import CASES, GOLDEN, HIDDEN, Case
 from tests.support.golden_logits import COLUMNS, read_golden
-from tests.support.mlx_memory import live_nbytes
+from tests.support.shown import (
+    Shown,
+    decode_together,
+    logits_in_pieces,
+    read_together,
+    read_whole,
+    see_blank,
+    squares_shown_by,
+)
 from tests.worker.tiny import caches_of, difference, ignore_progress, load
 
-ROW = RowId(1)
 BY_NAME = {case.name: case for case in CASES}
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A prompt, and what a model sees of its images."""
-
-    prompt: tuple[int, ...]
-    images: tuple[Image, ...] = ()
-    features: tuple[mx.array, ...] = ()
-    spans: tuple[Image, ...] | None = None
-    """What sees itself both ways; None: its images."""
-
-    def lasts(self, begin: int, count: int) -> tuple[int, ...]:
-        """Return how far tokens see."""
-        spans = self.images if self.spans is None else self.spans
-        return lasts_of([(spans, begin, count)])
-
-    def inlays(self, begin: int, count: int, *, first: int = 0) -> tuple[Inlay, ...]:
-        """Return what stands for tokens, of which the first one is a pass's `first`."""
-        inlays = []
-        for image, seen in zip(self.images, self.features, strict=True):
-            start, stop = max(image.start, begin), min(image.stop, begin + count)
-            if start < stop:
-                own = seen[start - image.start : stop - image.start]
-                inlays.append(Inlay(first + start - begin, own))
-        return tuple(inlays)
-
-
-def shown_by(model: Model, folder: Path, case: Case) -> Shown:
-    """Return a case's prompt with what the model sees of its images."""
-    assert isinstance(model, Sighted)
-    settings = read_image_settings(folder, side=case.side, tokens=case.tokens)
-    features = model.see(mx.array(case.pixels()), settings)
-    return Shown(case.prompt, case.images, tuple(features)[: case.shown])
-
-
-def read(
-    model: Model, caches: RowCaches, shown: Shown, widths: Sequence[int], row: RowId = ROW
-) -> mx.array:
-    """Return the logits of a prompt, read in pieces of about these widths by turns."""
-    caches.join(row, tokens=len(shown.prompt) + 8)
-    parts: list[mx.array] = []
-    begin = 0
-    while begin < len(shown.prompt):
-        width = min(widths[len(parts) % len(widths)], len(shown.prompt) - begin)
-        count = count_whole(shown.images, begin, width)
-        batch = replace(
-            Batch.prefill(shown.prompt[begin : begin + count], begin, row),
-            inlays=shown.inlays(begin, count),
-            lasts=shown.lasts(begin, count),
-        )
-        parts.append(model.logits(model.forward(batch, caches)))
-        mx.eval(parts[-1], caches.state())
-        begin += count
-    return mx.concatenate(parts, axis=0)
-
-
-def logits_in_pieces(
-    model: Model, caches: RowCaches, shown: Shown, widths: Sequence[int]
-) -> mx.array:
-    """Return the logits of a prompt, of which nothing stays."""
-    logits = read(model, caches, shown, widths)
-    caches.leave(ROW)
-    return logits
-
-
-def whole(model: Model, shown: Shown) -> mx.array:
-    """Return the logits of a prompt that is read in one pass."""
-    return logits_in_pieces(model, caches_of(model), shown, [len(shown.prompt)])
 
 
 def expected_of(case: Case) -> mx.array:
@@ -111,7 +48,7 @@ def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
     """Of every window, average and number of images, with text between: within 1e-3."""
     folder = case.write(tmp_path / "model")
     model = load(folder)
-    logits = whole(model, shown_by(model, folder, case))
+    logits = read_whole(model, squares_shown_by(model, folder, case))
     expected = expected_of(case)
     assert difference(expected, mx.zeros(expected.shape)) > 1
     assert difference(logits[:, mx.array(COLUMNS)], expected) < 1e-3
@@ -123,7 +60,7 @@ def test_chunks_of_any_width_read_the_same(name: str, tmp_path: Path) -> None:
     case = BY_NAME[name]
     folder = case.write(tmp_path / "model")
     model = load(folder)
-    shown, expected = shown_by(model, folder, case), expected_of(case)
+    shown, expected = squares_shown_by(model, folder, case), expected_of(case)
     for few in (False, True):
         layers = model.new_caches()
         caches = RowCaches(layers, context_max=model.context_max, rows_max=2, bounded_shapes=few)
@@ -180,8 +117,8 @@ def test_each_branch_acts(name: str, tmp_path: Path) -> None:
     model = _build(folder, CONFIGS.get(name, replace))
     if name == "averages as stored":
         model._place_norm = model._place_norm - 1
-    shown = MUTATIONS.get(name, replace)(shown_by(model, folder, case))
-    logits = whole(model, shown)[:, mx.array(COLUMNS)]
+    shown = MUTATIONS.get(name, replace)(squares_shown_by(model, folder, case))
+    logits = read_whole(model, shown)[:, mx.array(COLUMNS)]
     assert difference(logits, expected_of(case)) > 1e-2
 
 
@@ -211,14 +148,15 @@ def loaded(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     case = BY_NAME[request.param]
     folder = case.write(tmp_path_factory.mktemp("model"))
     model = load(folder)
-    return Loaded(model, shown_by(model, folder, case), Shown((9, 8, 77, 100, 101, 55, 3, 2, 80)))
+    text = Shown((9, 8, 77, 100, 101, 55, 3, 2, 80))
+    return Loaded(model, squares_shown_by(model, folder, case), text)
 
 
 def test_long_prompts_are_attended_in_pieces_that_cut_no_image(loaded: Loaded) -> None:
     """Read at once, where a window goes round several times, and in chunks: the same logits."""
     model, shown = loaded.model, longer(loaded.shown)
     assert len(shown.prompt) > 128
-    at_once = whole(model, shown)
+    at_once = read_whole(model, shown)
     for widths in ([5], [61, 2]):
         assert difference(logits_in_pieces(model, caches_of(model), shown, widths), at_once) < 1e-4
     packed = RowCaches(model.new_caches(), context_max=512, rows_max=1, bounded_shapes=True)
@@ -230,44 +168,18 @@ def test_rows_decode_together_behind_images_and_without(loaded: Loaded) -> None:
     """In one batch, ragged: each row's logits are those of one pass over all of it."""
     model, prompts = loaded.model, (loaded.shown, loaded.text, longer(loaded.shown))
     more = (44, 13, 75, 211)
-    caches = caches_of(model)
-    rows = [RowId(10 + index) for index in range(len(prompts))]
-    for row, shown in zip(rows, prompts, strict=True):
-        read(model, caches, shown, [20], row)
-    steps = []
-    for at, token in enumerate(more):
-        offsets = [len(shown.prompt) + at for shown in prompts]
-        batch = Batch.decode([token] * len(rows), offsets, rows)
-        steps.append(model.logits(model.forward(batch, caches)))
-        mx.eval(steps[-1], caches.state())
-    for index, shown in enumerate(prompts):
-        behind = whole(model, replace(shown, prompt=(*shown.prompt, *more)))[len(shown.prompt) :]
-        assert difference(mx.stack([step[index] for step in steps]), behind) < 1e-4
+    for shown, logits in zip(prompts, decode_together(model, prompts, more, width=20), strict=True):
+        behind = read_whole(model, replace(shown, prompt=(*shown.prompt, *more)))
+        assert difference(logits, behind[len(shown.prompt) :]) < 1e-4
 
 
 def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
     """Chunks of rows with images and without, where no layer slides: each row's own logits."""
     model, prompts = loaded.model, (loaded.text, loaded.shown, longer(loaded.shown))
-    caches, first = caches_of(model), 0
-    if not caches.sliceable:
+    if not caches_of(model).sliceable:
         return
-    parts: list[tuple[Sequence[int], int, RowId]] = []
-    inlays: list[Inlay] = []
-    for number, shown in enumerate(prompts):
-        row = RowId(20 + number)
-        caches.join(row, tokens=len(shown.prompt))
-        parts.append((shown.prompt, 0, row))
-        inlays += shown.inlays(0, len(shown.prompt), first=first)
-        first += len(shown.prompt)
-    lasts = lasts_of([(shown.images, 0, len(shown.prompt)) for shown in prompts])
-    batch = replace(Batch.chunks(parts), inlays=tuple(inlays), lasts=lasts)
-    logits = model.logits(model.forward(batch, caches))
-    mx.eval(logits, caches.state())
-    first = 0
-    for shown in prompts:
-        alone = whole(model, shown)
-        assert difference(logits[first : first + len(alone)], alone) < 1e-4
-        first += len(alone)
+    for shown, logits in zip(prompts, read_together(model, prompts), strict=True):
+        assert difference(logits, read_whole(model, shown)) < 1e-4
 
 
 def test_images_of_a_batch_do_not_mix(tmp_path: Path) -> None:
@@ -288,12 +200,12 @@ def test_quantised_keys_are_read_both_ways_too(tmp_path: Path) -> None:
     case = Case("wide", text={"sliding_window_pattern": 1, "head_dim": 32})
     folder = case.write(tmp_path / "model")
     model = load(folder)
-    shown = shown_by(model, folder, case)
+    shown = squares_shown_by(model, folder, case)
     caches = RowCaches(model.new_caches(kv=KVFormat.Q8), context_max=512, rows_max=1)
     packed = logits_in_pieces(model, caches, shown, [len(shown.prompt)])
-    near = difference(packed, whole(model, shown))
+    near = difference(packed, read_whole(model, shown))
     causal = MUTATIONS["images seen causally"](shown)
-    assert near < difference(whole(model, causal), whole(model, shown)) / 4
+    assert near < difference(read_whole(model, causal), read_whole(model, shown)) / 4
 
 
 @pytest.mark.parametrize("side", [64, 160])
@@ -303,15 +215,10 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(side: int, tmp_path: Path) ->
     case = Case("memory", vision=vision, more={"mm_tokens_per_image": 64})
     folder = case.write(tmp_path / "model")
     model = load(folder)
-    assert isinstance(model, Sighted)
     settings = read_image_settings(folder, side=side)
-    pixels = mx.zeros((IMAGES_TOGETHER_MAX, side, side, 3), dtype=mx.uint8)
-    mx.eval(pixels)
     sight = inspect_model(folder).footprint.sight
     assert sight is not None
-    held_nbytes = live_nbytes()
-    features = model.see(pixels, settings)
-    taken_nbytes = mx.get_peak_memory() - held_nbytes
+    features, taken_nbytes = see_blank(model, settings, (IMAGES_TOGETHER_MAX, side, side))
     assert features.shape == (IMAGES_TOGETHER_MAX, 64, HIDDEN)
     said_nbytes = sight.seeing_nbytes(4)
     assert taken_nbytes <= said_nbytes

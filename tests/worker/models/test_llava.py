@@ -2,48 +2,17 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 import mlx.core as mx
 import pytest
 
 from mlxd_models.files.image_settings import read_image_settings
-from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
+from mlxd_worker.models.base import Sighted
 from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.llava_cases import CASES, GOLDEN, Case
+from tests.support.shown import logits_in_pieces, read_whole, squares_shown_by
 from tests.worker.tiny import caches_of, difference, load
-
-ROW = RowId(1)
-
-
-def features_of(model: Model, folder: Path, case: Case) -> mx.array:
-    """Return what the model sees of a case's images."""
-    assert isinstance(model, Sighted)
-    settings = read_image_settings(folder, side=case.side)
-    return model.see(mx.array(case.pixels()), settings)
-
-
-def logits_in_pieces(
-    model: Model, caches: RowCaches, case: Case, features: mx.array, width: int
-) -> mx.array:
-    """Return the logits of a case's prompt, read `width` tokens at a time."""
-    caches.join(ROW, tokens=len(case.prompt))
-    parts = []
-    for begin in range(0, len(case.prompt), width):
-        tokens = case.prompt[begin : begin + width]
-        inlays = []
-        for start, seen in zip(case.starts, features, strict=True):
-            first, last = max(start, begin), min(start + case.tokens, begin + len(tokens))
-            if first < last:
-                inlays.append(Inlay(first - begin, seen[first - start : last - start]))
-        batch = replace(Batch.prefill(tokens, begin, ROW), inlays=tuple(inlays))
-        parts.append(model.logits(model.forward(batch, caches)))
-        mx.eval(parts[-1], caches.state())
-    caches.leave(ROW)
-    return mx.concatenate(parts, axis=0)
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -51,9 +20,9 @@ def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
     """Of every tower, text, strategy and layer, with two images and text between: within 1e-3."""
     folder = case.write(tmp_path / "model")
     model = load(folder)
-    features = features_of(model, folder, case)
-    assert features.shape == (2, case.tokens, 32)
-    logits = logits_in_pieces(model, caches_of(model), case, features, len(case.prompt))
+    shown = squares_shown_by(model, folder, case)
+    assert [seen.shape for seen in shown.features] == [(case.tokens, 32)] * 2
+    logits = read_whole(model, shown)
     expected = mx.array(read_golden(GOLDEN)[case.name])
     assert difference(expected, mx.zeros(expected.shape)) > 1
     assert difference(logits[:, mx.array(COLUMNS)], expected) < 1e-3
@@ -65,10 +34,10 @@ def test_a_chunk_may_end_within_an_image(width: int, tmp_path: Path) -> None:
     case = CASES[0]
     folder = case.write(tmp_path / "model")
     model = load(folder)
-    features = features_of(model, folder, case)
+    shown = squares_shown_by(model, folder, case)
     caches = caches_of(model)
-    whole = logits_in_pieces(model, caches, case, features, len(case.prompt))
-    assert difference(logits_in_pieces(model, caches, case, features, width), whole) < 1e-4
+    whole = logits_in_pieces(model, caches, shown, [len(case.prompt)])
+    assert difference(logits_in_pieces(model, caches, shown, [width]), whole) < 1e-4
 
 
 def test_images_of_a_batch_do_not_mix(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
@@ -13,82 +12,21 @@ import pytest
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.files.image_settings import read_image_settings
 from mlxd_shared.config import IMAGE_PLACES_MAX
-from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.axes import turns_of
-from mlxd_worker.engine.request import Image
-from mlxd_worker.models.base import Batch, Inlay, Model, Passes, Sighted
+from mlxd_worker.models.base import Model
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.layers.windowed_tower import lay_windows
 from tests.support.golden_logits import COLUMNS, read_golden
-from tests.support.mlx_memory import live_nbytes
 from tests.support.qwen_vl_cases import CASES, GOLDEN, PIECES, PLACE, Case
+from tests.support.shown import (
+    Shown,
+    decode_together,
+    logits_in_pieces,
+    read_together,
+    read_whole,
+    see_blank,
+    shown_by,
+)
 from tests.worker.tiny import caches_of, difference, load
-
-ROW = RowId(1)
-
-
-@dataclass(frozen=True, slots=True)
-class Shown:
-    """A prompt, and what a model sees of its images."""
-
-    prompt: tuple[int, ...]
-    images: tuple[Image, ...] = ()
-    features: tuple[mx.array, ...] = ()
-
-    @property
-    def shift(self) -> int:
-        """By how much what follows stands elsewhere than at its position."""
-        return sum(image.shift for image in self.images)
-
-    def inlays(self, begin: int, count: int, *, first: int = 0) -> tuple[Inlay, ...]:
-        """Return what stands for tokens, of which the first one is a pass's `first`."""
-        inlays = []
-        for image, seen in zip(self.images, self.features, strict=True):
-            start, stop = max(image.start, begin), min(image.stop, begin + count)
-            if start < stop:
-                own = seen[start - image.start : stop - image.start]
-                inlays.append(Inlay(first + start - begin, own))
-        return tuple(inlays)
-
-
-def shown_by(model: Model, folder: Path, case: Case) -> Shown:
-    """Return a case's prompt with what the model sees of its images."""
-    assert isinstance(model, Sighted)
-    settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
-    features = [model.see(mx.array(pixels)[None], settings)[0] for pixels in case.pixels()]
-    return Shown(case.prompt, case.images, tuple(features))
-
-
-def read(
-    model: Passes, caches: RowCaches, shown: Shown, widths: Sequence[int], row: RowId = ROW
-) -> mx.array:
-    """Return the logits of a prompt, read in pieces of these widths by turns."""
-    caches.join(row, tokens=len(shown.prompt))
-    parts: list[mx.array] = []
-    begin = 0
-    while begin < len(shown.prompt):
-        width = widths[len(parts) % len(widths)]
-        tokens = shown.prompt[begin : begin + width]
-        count = len(tokens)
-        batch = replace(
-            Batch.prefill(tokens, begin, row),
-            inlays=shown.inlays(begin, count),
-            turns=turns_of([(shown.images, begin, count)]),
-        )
-        parts.append(model.logits(model.forward(batch, caches)))
-        mx.eval(parts[-1], caches.state())
-        begin += count
-    return mx.concatenate(parts, axis=0)
-
-
-def logits_in_pieces(
-    model: Model, caches: RowCaches, shown: Shown, widths: Sequence[int]
-) -> mx.array:
-    """Return the logits of a prompt, of which nothing stays."""
-    logits = read(model, caches, shown, widths)
-    caches.leave(ROW)
-    return logits
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -99,7 +37,7 @@ def test_logits_equal_transformers(case: Case, tmp_path: Path) -> None:
     model = load(folder)
     shown = shown_by(model, folder, case)
     assert [len(seen) for seen in shown.features] == [15, 4, 8]
-    logits = logits_in_pieces(model, caches_of(model), shown, [len(case.prompt)])
+    logits = read_whole(model, shown)
     expected = mx.array(read_golden(GOLDEN)[case.name])
     assert difference(expected, mx.zeros(expected.shape)) > 1
     assert difference(logits[:, mx.array(COLUMNS)], expected) < 1e-3
@@ -135,14 +73,13 @@ def test_a_chunk_may_end_anywhere(loaded: Loaded) -> None:
 def test_places_decide_what_an_image_says(loaded: Loaded) -> None:
     """Read as if it were text by its positions, or as one row of places, it says something else."""
     model, shown = loaded.model, loaded.shown
-    caches = caches_of(model)
-    whole = logits_in_pieces(model, caches, shown, [len(shown.prompt)])
+    whole = read_whole(model, shown)
     for other in (None, "flat"):
         images = tuple(
             replace(image, grid=None if other is None else (1, image.tokens))
             for image in shown.images
         )
-        logits = logits_in_pieces(model, caches, replace(shown, images=images), [len(shown.prompt)])
+        logits = read_whole(model, replace(shown, images=images))
         assert difference(logits[-1], whole[-1]) > 0.01
 
 
@@ -150,51 +87,17 @@ def test_rows_decode_together_each_at_its_own_places(loaded: Loaded) -> None:
     """Behind images and without any, in one batch: each row's logits are those of one pass."""
     model, prompts = loaded.model, (loaded.shown, loaded.text, _shorter(loaded.shown))
     more = (44, 13, 5 + 70, 211)
-    caches = caches_of(model)
-    rows = [RowId(10 + index) for index in range(len(prompts))]
-    for row, shown in zip(rows, prompts, strict=True):
-        read(model, caches, shown, [len(shown.prompt)], row)
-    steps = []
-    for at, token in enumerate(more):
-        offsets = [len(shown.prompt) + at for shown in prompts]
-        caches.reserve_all({row: offset + 1 for row, offset in zip(rows, offsets, strict=True)})
-        shifts = [shown.shift for shown in prompts]
-        batch = Batch.decode([token] * len(rows), offsets, rows, shifts=shifts)
-        steps.append(model.logits(model.forward(batch, caches)))
-        mx.eval(steps[-1], caches.state())
-    for row in rows:
-        caches.leave(row)
-    for index, shown in enumerate(prompts):
+    for shown, logits in zip(prompts, decode_together(model, prompts, more, width=99), strict=True):
         longer = replace(shown, prompt=(*shown.prompt, *more))
-        whole = logits_in_pieces(model, caches, longer, [len(longer.prompt)])
-        logits = mx.stack([step[index] for step in steps])
-        assert difference(logits, whole[len(shown.prompt) :]) < 1e-4
+        assert difference(logits, read_whole(model, longer)[len(shown.prompt) :]) < 1e-4
 
 
 def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
     """Chunks of rows with images and without, one after another: each row's logits are its own."""
     model, prompts = loaded.model, (loaded.text, loaded.shown, _shorter(loaded.shown))
     assert model.capabilities.reads_chunks
-    caches, first = caches_of(model), 0
-    parts: list[tuple[Sequence[int], int, RowId]] = []
-    inlays: list[Inlay] = []
-    rows = [RowId(20 + index) for index in range(len(prompts))]
-    for row, shown in zip(rows, prompts, strict=True):
-        caches.join(row, tokens=len(shown.prompt))
-        parts.append((shown.prompt, 0, row))
-        inlays += shown.inlays(0, len(shown.prompt), first=first)
-        first += len(shown.prompt)
-    turns = turns_of([(shown.images, 0, len(shown.prompt)) for shown in prompts])
-    batch = replace(Batch.chunks(parts), inlays=tuple(inlays), turns=turns)
-    logits = model.logits(model.forward(batch, caches))
-    mx.eval(logits, caches.state())
-    for row in rows:
-        caches.leave(row)
-    first = 0
-    for shown in prompts:
-        whole = logits_in_pieces(model, caches, shown, [len(shown.prompt)])
-        assert difference(logits[first : first + len(whole)], whole) < 1e-4
-        first += len(whole)
+    for shown, logits in zip(prompts, read_together(model, prompts), strict=True):
+        assert difference(logits, read_whole(model, shown)) < 1e-4
 
 
 @pytest.mark.parametrize("full", [[], [1]])
@@ -203,14 +106,9 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(full: list[int], tmp_path: Pa
     case = Case("memory", vision={"fullatt_block_indexes": full, "intermediate_size": 20})
     folder = case.write(tmp_path / "model")
     model, family = load(folder), REGISTRY["Qwen2_5_VLForConditionalGeneration"]
-    assert isinstance(model, Sighted)
     places, length = 24 * 24, 24 * case.side
     settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
-    pixels = mx.zeros((1, length, length, 3), dtype=mx.uint8)
-    mx.eval(pixels)
-    held_nbytes = live_nbytes()
-    features = model.see(pixels, settings)
-    taken_nbytes = mx.get_peak_memory() - held_nbytes
+    features, taken_nbytes = see_blank(model, settings, (1, length, length))
     assert features.shape == (1, places, 32)
     said = family.parse(case.config).tower.settled_values_of(places)
     assert taken_nbytes <= 4 * said

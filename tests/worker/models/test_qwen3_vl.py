@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,14 +15,19 @@ from mlxd_models.families.registry import REGISTRY
 from mlxd_models.files.image_settings import read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared.config import IMAGE_PLACES_MAX
-from mlxd_worker.cache.base import RowId
-from mlxd_worker.engine.axes import turns_of
-from mlxd_worker.models.base import Batch, Inlay, Model, Sighted
+from mlxd_worker.models.base import Model, Sighted
 from tests.support.golden_logits import COLUMNS, read_golden
-from tests.support.mlx_memory import live_nbytes
 from tests.support.qwen3_vl_cases import CASES, DENSE, GOLDEN, HYBRID, SPARSE, StackedCase
 from tests.support.qwen_vl_cases import GRIDS, PIECES, PLACE
-from tests.worker.models.test_qwen2_5_vl import Shown, logits_in_pieces, read, shown_by
+from tests.support.shown import (
+    Shown,
+    decode_together,
+    logits_in_pieces,
+    read_together,
+    read_whole,
+    see_blank,
+    shown_by,
+)
 from tests.worker.tiny import caches_of, difference, load, stored_in, write_model
 
 BY_NAME = {case.name: case for case in CASES}
@@ -81,25 +85,9 @@ def test_a_chunk_may_end_anywhere(loaded: Loaded) -> None:
 def test_rows_decode_together_each_at_its_own_places(loaded: Loaded) -> None:
     """Behind images and without any, in one batch: each row's logits are those of one pass."""
     model, prompts, more = loaded.model, loaded.prompts, (44, 13, 75, 211)
-    caches = caches_of(model)
-    rows = [RowId(10 + index) for index in range(len(prompts))]
-    for row, shown in zip(rows, prompts, strict=True):
-        read(model, caches, shown, [len(shown.prompt)], row)
-    steps = []
-    for at, token in enumerate(more):
-        offsets = [len(shown.prompt) + at for shown in prompts]
-        caches.reserve_all({row: offset + 1 for row, offset in zip(rows, offsets, strict=True)})
-        shifts = [shown.shift for shown in prompts]
-        batch = Batch.decode([token] * len(rows), offsets, rows, shifts=shifts)
-        steps.append(model.logits(model.forward(batch, caches)))
-        mx.eval(steps[-1], caches.state())
-    for row in rows:
-        caches.leave(row)
-    for index, shown in enumerate(prompts):
+    for shown, logits in zip(prompts, decode_together(model, prompts, more, width=99), strict=True):
         longer = replace(shown, prompt=(*shown.prompt, *more))
-        whole = logits_in_pieces(model, caches, longer, [len(longer.prompt)])
-        logits = mx.stack([step[index] for step in steps])
-        assert difference(logits, whole[len(shown.prompt) :]) < 2e-4
+        assert difference(logits, read_whole(model, longer)[len(shown.prompt) :]) < 2e-4
 
 
 def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
@@ -109,26 +97,8 @@ def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
     if not model.capabilities.reads_chunks:
         assert any(geometry is None for geometry in model.attention)
         return
-    caches, first = caches_of(model), 0
-    parts: list[tuple[Sequence[int], int, RowId]] = []
-    inlays: list[Inlay] = []
-    rows = [RowId(20 + index) for index in range(len(prompts))]
-    for row, shown in zip(rows, prompts, strict=True):
-        caches.join(row, tokens=len(shown.prompt))
-        parts.append((shown.prompt, 0, row))
-        inlays += shown.inlays(0, len(shown.prompt), first=first)
-        first += len(shown.prompt)
-    turns = turns_of([(shown.images, 0, len(shown.prompt)) for shown in prompts])
-    batch = replace(Batch.chunks(parts), inlays=tuple(inlays), turns=turns)
-    logits = model.logits(model.forward(batch, caches))
-    mx.eval(logits, caches.state())
-    for row in rows:
-        caches.leave(row)
-    first = 0
-    for shown in prompts:
-        whole = logits_in_pieces(model, caches, shown, [len(shown.prompt)])
-        assert difference(logits[first : first + len(whole)], whole) < 2e-4
-        first += len(whole)
+    for shown, logits in zip(prompts, read_together(model, prompts), strict=True):
+        assert difference(logits, read_whole(model, shown)) < 2e-4
 
 
 def test_experts_are_read_as_published(tmp_path: Path) -> None:
@@ -153,11 +123,8 @@ def test_experts_are_read_as_published(tmp_path: Path) -> None:
             published[f"{layer}.mlp.experts.gate_up_proj"] = both.swapaxes(1, 2)
     published = {name: mx.contiguous(values) for name, values in published.items()}
     other = write_model(tmp_path / "published", case.config, published)
-    prompt = [len(case.prompt)]
-    logits = []
-    for model in (load(folder), load(other)):
-        shown = shown_by(model, folder, case)
-        logits.append(logits_in_pieces(model, caches_of(model), shown, prompt))
+    models = (load(folder), load(other))
+    logits = [read_whole(model, shown_by(model, folder, case)) for model in models]
     assert difference(*logits) < 1e-5
 
 
@@ -176,10 +143,7 @@ def test_without_a_tower_it_is_its_text(name: str, tmp_path: Path) -> None:
     assert describe(other).footprint.sight is None
     blind = load(other)
     assert not isinstance(blind, Sighted)
-    both = [
-        logits_in_pieces(model, caches_of(model), Shown(TEXT), [len(TEXT)])
-        for model in (seeing, blind)
-    ]
+    both = [read_whole(model, Shown(TEXT)) for model in (seeing, blind)]
     assert difference(*both) < 1e-5
 
 
@@ -205,13 +169,9 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(
     case = StackedCase("memory", vision={"intermediate_size": mlp, "num_position_embeddings": 256})
     folder = case.write(tmp_path / "model")
     model, family = load(folder), REGISTRY[DENSE]
-    assert isinstance(model, Sighted)
     settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
-    pixels = mx.zeros((1, grid[0] * case.side, grid[1] * case.side, 3), dtype=mx.uint8)
-    mx.eval(pixels)
-    held_nbytes = live_nbytes()
-    features = model.see(pixels, settings)
-    taken_nbytes = mx.get_peak_memory() - held_nbytes
+    height, width = (count * case.side for count in grid)
+    features, taken_nbytes = see_blank(model, settings, (1, height, width))
     assert features.shape == (1, math.prod(grid), 32 * 3)
     said = family.parse(case.config).tower.pass_values_of(math.prod(grid))
     assert taken_nbytes <= 4 * said

@@ -31,20 +31,12 @@ from mlxd_worker.models.base import Sighted
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.vlm.adapter import VlmModel, parse_vlm, patches_of
 from tests.support.effort import IN_SOAK
-from tests.support.mlx_memory import live_nbytes
+from tests.support.shown import read, see_blank, shown_by
 from tests.worker.fresh_process import environment, run
 from tests.worker.hybrid import error
 from tests.worker.kin import quantise
 from tests.worker.tiny import caches_of, ignore_progress, load, write_model
-from tests.worker.vlm import (
-    CASES,
-    Case,
-    read_prompt,
-    shown_by,
-    stored_layouts,
-    vlm_weights,
-    worst_error,
-)
+from tests.worker.vlm import CASES, Case, stored_layouts, vlm_weights, worst_error
 from tests.worker.vlm_configs import CONFIGS
 
 PARITY = 1e-3
@@ -86,8 +78,8 @@ def test_each_part_of_an_image_decides(case: Case, tmp_path: Path) -> None:
     model = load(folder)
     assert isinstance(model, Sighted)
     shown, caches = shown_by(model, folder, case), caches_of(model)
-    whole = read_prompt(model, caches, shown, [99])
-    flat = read_prompt(model, caches, shown, [99], row=RowId(2), placed=False)
+    whole = read(model, caches, shown, [99])
+    flat = read(model, caches, shown, [99], row=RowId(2), placed=False)
     assert error(flat, whole) > 10 * PARITY
     settings = read_image_settings(folder, side=case.side, places_max=99)
     pixels = mx.array(case.pixels()[0])[None]
@@ -102,8 +94,8 @@ def test_tokens_that_turn_by_one_number_ignore_axes(case: Case, tmp_path: Path) 
     folder = case.write(tmp_path)
     model = load(folder)
     shown, caches = shown_by(model, folder, case), caches_of(model)
-    whole = read_prompt(model, caches, shown, [99])
-    flat = read_prompt(model, caches, shown, [99], row=RowId(2), placed=False)
+    whole = read(model, caches, shown, [99])
+    flat = read(model, caches, shown, [99], row=RowId(2), placed=False)
     assert mx.array_equal(flat, whole)
 
 
@@ -136,9 +128,9 @@ def test_packed_weights_stay_so_or_become_numbers(
     model = load_model(files, form=FloatType.F32, progress=ignore_progress, packed=keeps_packed)
 
     shown = shown_by(model, folder, case)
-    logits = read_prompt(model, caches_of(model), shown, [11])
+    logits = read(model, caches_of(model), shown, [11])
     other = load_model(files, form=FloatType.F32, progress=ignore_progress, packed=not keeps_packed)
-    expected = read_prompt(other, caches_of(other), shown_by(other, folder, case), [99])
+    expected = read(other, caches_of(other), shown_by(other, folder, case), [99])
     assert error(logits, expected) <= PARITY
     named, arrays = {spec.name for spec in files.specs}, model.parameters()
     nbytes = sum(array.nbytes for name, array in arrays.items() if name in named)
@@ -263,13 +255,8 @@ def test_seeing_takes_no_more_than_the_fit_reckons(case: Case, tmp_path: Path) -
     )
     folder = case.write(tmp_path)
     model = load(folder)
-    assert isinstance(model, Sighted)
     settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_ADAPTED_MAX)
-    pixels = mx.zeros((1, 16 * case.side, 16 * case.side, 3), dtype=mx.uint8)
-    mx.eval(pixels)
-    held_nbytes = live_nbytes()
-    features = model.see(pixels, settings)
-    taken_nbytes = mx.get_peak_memory() - held_nbytes
+    features, taken_nbytes = see_blank(model, settings, (1, 16 * case.side, 16 * case.side))
     said_nbytes = 4 * pass_values_of(case.config, 256)
     assert features.shape[:2] == (1, 256)
     assert said_nbytes / 3 < taken_nbytes <= said_nbytes
