@@ -123,8 +123,8 @@ async def test_a_node_fetches_a_model_by_itself(
     assert model_digest(path) == scene.ref.digest
     assert {step.stage for step in steps} == {STAGE}
     assert steps[-1].bytes_read == steps[-1].bytes_total == sum(map(len, scene.files.values()))
-    requests = zip(scene.hub.requested, scene.hub.tokens, strict=True)
-    shown = {token for (_, where, _), token in requests if "o/m" in where}
+    questions = zip(scene.hub.requested, scene.hub.tokens, strict=True)
+    shown = {token for (_, where, _), token in questions if "o/m" in where}
     assert shown == {"Bearer of-the-node"}
     assert not {"offer_model", "begin_copy"} & set(handle.calls)
     assert await send(seen.node("a"), scene.ref, scene.origin) == ([], path)

@@ -78,7 +78,7 @@ def fetch(tmp_path: Path) -> Scripted:
 
 
 @asynccontextmanager
-async def downloads_by(
+async def provide(
     fetch: Callable[..., Any],
     cache: Path | None = Path("/cache"),
     *,
@@ -103,7 +103,7 @@ async def ask_to_end(downloads: AskedDownloads) -> PullProgress:
 @pytest.mark.asyncio
 async def test_a_download_is_told_as_it_is_and_then_its_end(fetch: Scripted) -> None:
     """Questions share it; it is of that commit, in the cache; a later question finds it again."""
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         answers = await asyncio.gather(*(downloads.ask(DIGEST, ORIGIN) for _ in range(2)))
         assert answers == [HALF, HALF]
         fetch.may_end.set()
@@ -116,7 +116,7 @@ async def test_a_download_is_told_as_it_is_and_then_its_end(fetch: Scripted) -> 
 @pytest.mark.asyncio
 async def test_a_download_that_nobody_asks_about_ends(fetch: Scripted) -> None:
     """Its asker is gone; whoever comes later has it go on."""
-    async with downloads_by(fetch, unasked_s=0.0) as downloads:
+    async with provide(fetch, unasked_s=0.0) as downloads:
         assert (await downloads.ask(DIGEST, ORIGIN)).pulled is None
         await asyncio.wait_for(fetch.given_up.wait(), LIMIT_S)
         fetch.may_end.set()
@@ -126,7 +126,7 @@ async def test_a_download_that_nobody_asks_about_ends(fetch: Scripted) -> None:
 @pytest.mark.asyncio
 async def test_a_download_that_is_left_ends_at_once(fetch: Scripted) -> None:
     """A question that waits just then is told; to leave what does not run is nothing."""
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         await downloads.leave(DIGEST)
         asking = asyncio.create_task(downloads.ask(DIGEST, ORIGIN))
         await fetch.has_begun.wait()
@@ -139,7 +139,7 @@ async def test_a_download_that_is_left_ends_at_once(fetch: Scripted) -> None:
 @pytest.mark.asyncio
 async def test_no_download_outlives_its_owner(fetch: Scripted) -> None:
     """It has ended when `aclose` is done."""
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         await downloads.ask(DIGEST, ORIGIN)
     assert fetch.given_up.is_set()
 
@@ -152,12 +152,12 @@ async def test_a_hub_that_cannot_be_asked_is_left_alone_for_a_while(
     """Loads of other models are refused at once, with the same reason; then it is asked again."""
     fetch.error = error
     fetch.may_end.set()
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         for digest in (DIGEST, "e" * 64):
             with pytest.raises(type(error), match=str(error)[:4]):
                 await downloads.ask(digest, ORIGIN)
         assert len(fetch.begun) == 1
-    async with downloads_by(fetch, away_s=0.0) as downloads:
+    async with provide(fetch, away_s=0.0) as downloads:
         for _ in range(2):
             with pytest.raises(type(error)):
                 await downloads.ask(DIGEST, ORIGIN)
@@ -169,7 +169,7 @@ async def test_a_refusal_is_of_one_model(fetch: Scripted) -> None:
     """A full disk, or a gated model, says nothing of the next one."""
     fetch.error = StoreFull("full")
     fetch.may_end.set()
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         for _ in range(2):
             with pytest.raises(StoreFull):
                 await downloads.ask(DIGEST, ORIGIN)
@@ -182,11 +182,11 @@ async def test_a_hub_has_so_long_to_list_files(fetch: Scripted) -> None:
     that waits for another download, is waited for."""
     for last in (PullProgress(PullPhase.WAITING), HALF):
         fetch.steps = (PullProgress(PullPhase.LISTING), last)
-        async with downloads_by(fetch, word_s=1e6) as downloads:
+        async with provide(fetch, word_s=1e6) as downloads:
             assert await downloads.ask(DIGEST, ORIGIN) == last
     fetch.steps = (PullProgress(PullPhase.LISTING),)
     fetch.given_up.clear()
-    async with downloads_by(fetch, word_s=0.0) as downloads:
+    async with provide(fetch, word_s=0.0) as downloads:
         with pytest.raises(HubUnavailable, match="no answer from the hub"):
             await downloads.ask(DIGEST, ORIGIN)
 
@@ -196,7 +196,7 @@ async def test_a_file_that_is_announced_with_another_hash_is_not_fetched(fetch: 
     """A commit has one content, also at a mirror; the download is given up."""
     other = "0" * 64
     fetch.steps = (replace(HALF, file_digest=f"sha256:{other}"),)
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         with pytest.raises(InvalidModel, match=f"hash {other}, not {HASH}") as caught:
             await downloads.ask(DIGEST, ORIGIN)
         assert caught.value.file == NAME
@@ -208,7 +208,7 @@ async def test_another_kind_of_hash_announces_nothing(fetch: Scripted) -> None:
     """A hub may call a small file by git's hash that another calls by SHA-256: its bytes count."""
     fetch.steps = (replace(HALF, file_digest=f"git:{'0' * 40}"),)
     fetch.may_end.set()
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         assert (await ask_to_end(downloads)).pulled == fetch.pulled
 
 
@@ -218,7 +218,7 @@ async def test_what_came_is_compared_with_what_was_wanted(tmp_path: Path) -> Non
     fetch = Scripted(tmp_path, content=b"[]")
     fetch.steps = ()
     fetch.may_end.set()
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         with pytest.raises(InvalidModel, match=f"not {HASH}") as caught:
             await downloads.ask(DIGEST, ORIGIN)
         assert caught.value.file == NAME
@@ -230,14 +230,15 @@ async def test_what_came_is_compared_with_what_was_wanted(tmp_path: Path) -> Non
 
 @pytest.mark.asyncio
 async def test_what_is_not_compared_yet_is_not_answered_with(tmp_path: Path) -> None:
-    """A file of gigabytes takes its time; here one that says nothing before it is written."""
+    """A file of gigabytes takes its time; here one that cannot be opened before a writer has it."""
     fetch = Scripted(tmp_path)
     (tmp_path / NAME).unlink()
     os.mkfifo(tmp_path / NAME)
     fetch.may_end.set()
-    async with downloads_by(fetch) as downloads:
-        assert (await downloads.ask(DIGEST, ORIGIN)).pulled is None
-        (tmp_path / NAME).write_bytes(CONTENT)
+    async with provide(fetch) as downloads:
+        early = await downloads.ask(DIGEST, ORIGIN)
+        os.close(os.open(tmp_path / NAME, os.O_WRONLY))
+        assert early.pulled is None
         with pytest.raises(PullFailed, match=NAME):  # what is no file has no length
             await ask_to_end(downloads)
 
@@ -246,10 +247,10 @@ async def test_what_is_not_compared_yet_is_not_answered_with(tmp_path: Path) -> 
 @pytest.mark.parametrize("value", ["1", "yes", "True", "on"])
 async def test_a_machine_that_may_not_asks_no_hub(value: str, fetch: Scripted) -> None:
     """By the variable that the hub's own library reads; without a cache neither."""
-    async with downloads_by(fetch, environment={"HF_HUB_OFFLINE": value}) as downloads:
+    async with provide(fetch, environment={"HF_HUB_OFFLINE": value}) as downloads:
         with pytest.raises(HubUnavailable, match="HF_HUB_OFFLINE forbids"):
             await downloads.ask(DIGEST, ORIGIN)
-    async with downloads_by(fetch, None) as downloads:
+    async with provide(fetch, None) as downloads:
         with pytest.raises(InvalidRequest, match="no cache"):
             await downloads.ask(DIGEST, ORIGIN)
     assert fetch.begun == []
@@ -258,7 +259,7 @@ async def test_a_machine_that_may_not_asks_no_hub(value: str, fetch: Scripted) -
 @pytest.mark.asyncio
 async def test_an_origin_leads_into_the_cache_alone(fetch: Scripted) -> None:
     """It names folders."""
-    async with downloads_by(fetch) as downloads:
+    async with provide(fetch) as downloads:
         for repository in ("../m", "o/m/x", "/o", "o--m"):
             with pytest.raises(InvalidRequest, match="not ORG/NAME"):
                 await downloads.ask(DIGEST, replace(ORIGIN, repository=repository))
