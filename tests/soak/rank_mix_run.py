@@ -12,20 +12,23 @@ from pathlib import Path
 from typing import Any
 
 import mlxd_shared
-from mlxd_models.files.model_source import files_of
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import ShuttingDown
 from mlxd_shared.domain.requests import LoadSpec, Sampling
+from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.request import Cancel, StreamId, Submit
 from mlxd_worker.machine.backend import prepare_backend
-from mlxd_worker.thread.facts import LoadJob
+from mlxd_worker.thread.facts import Loaded, LoadJob
+from tests.worker.distributed.holding import hold
 from tests.worker.distributed.leading import lead
 from tests.worker.distributed.rank_run import Heard
 
 DEMO = Path(mlxd_shared.__file__).parent / "demo_model"
 
 
-def request_of(number: int, member: dict[str, Any], prompt: list[int], sink: Heard) -> Submit:
+def request_of(
+    number: int, member: dict[str, Any], prompt: list[int], sink: Heard, formats: Constraints
+) -> Submit:
     """Return a member's stream."""
     drawn = member["temperature"] > 0
     return Submit(
@@ -45,10 +48,11 @@ def request_of(number: int, member: dict[str, Any], prompt: list[int], sink: Hea
         top_logprobs=member["logprobs"],
         speculation_depth=member["guesses"],
         priority=member["priority"],
+        constraint=None if member["held"] is None else hold(formats, member["held"]),
     )
 
 
-def run_mix(host: Any, tokenizer: Any, mix: dict[str, Any], first: int) -> list[list[int]]:
+def run_mix(host: Any, loaded: Loaded, mix: dict[str, Any], first: int) -> list[list[int]]:
     """Run one mix to its end; return the tokens of its streams, in their order."""
     members = mix["members"]
     sinks = [Heard() for _ in members]
@@ -57,8 +61,9 @@ def run_mix(host: Any, tokenizer: Any, mix: dict[str, Any], first: int) -> list[
     while coming or host.busy:
         while coming and (members[coming[0]]["arrives"] <= steps or not host.busy):
             at = coming.pop(0)
-            prompt = tokenizer.encode(members[at]["text"])
-            host.submit(request_of(first + at, members[at], prompt, sinks[at]))
+            prompt = loaded.tokenizer.encode(members[at]["text"])
+            request = request_of(first + at, members[at], prompt, sinks[at], loaded.constraints)
+            host.submit(request)
         for at, member in enumerate(members):
             if steps == member["leaves"]:
                 host.cancel(Cancel(StreamId(first + at)))
@@ -79,13 +84,11 @@ def main() -> None:
     ranks, mixes, out = int(sys.argv[1]), Path(sys.argv[2]), Path(sys.argv[3])
     prepare_backend()
     from mlxd_worker.thread.host import ModelHost  # noqa: PLC0415 - after the BLAS
-    from mlxd_worker.tokenizing.files import load_tokenizer  # noqa: PLC0415
 
     host = ModelHost(device=DeviceKind.CPU) if ranks == 1 else lead(ranks)
-    host.load(LoadJob(DEMO, "demo", "d" * 64, LoadSpec(rows_max=6)), lambda _: None)
-    tokenizer = load_tokenizer(files_of(DEMO))
+    loaded = host.load(LoadJob(DEMO, "demo", "d" * 64, LoadSpec(rows_max=6)), lambda _: None)
     listed = json.loads(mixes.read_text())
-    results = [run_mix(host, tokenizer, mix, 100 * at) for at, mix in enumerate(listed)]
+    results = [run_mix(host, loaded, mix, 100 * at) for at, mix in enumerate(listed)]
     out.write_text(json.dumps(results))
 
 

@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from tests.support.effort import examples
+from tests.worker.distributed.holding import SOUND
 from tests.worker.distributed.rank_run import WORDS
 
 RUN_S = 600.0
@@ -33,6 +34,7 @@ MEMBERS = st.fixed_dictionaries(
         # Nobody else's tokens may depend on it: its own are compared as far as they go.
         "leaves": st.one_of(st.none(), st.integers(5, 60)),
         "logprobs": st.sampled_from((None, None, 2)),
+        "held": st.sampled_from((None, None, None, *sorted(SOUND))),
         "guesses": st.sampled_from((0, None)),
         "priority": st.integers(0, 2),
     }
@@ -55,7 +57,7 @@ def run(ranks: int, mixes: Path, out: Path) -> Any:
 
 @pytest.mark.timeout(7200)
 def test_two_ranks_draw_what_one_draws(capsys: pytest.CaptureFixture[str]) -> None:
-    """Streams that arrive, leave, guess, are shown likelihoods or shrink under others."""
+    """Streams that arrive, leave, guess, are held, shown likelihoods or shrink under others."""
     seen = {"streams": 0, "tokens": 0, "differ": 0}
 
     @settings(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 from pathlib import Path
@@ -10,7 +11,15 @@ from typing import Any
 import psutil
 import pytest
 
-from mlxd import Client, Delta, InvalidRequest, LoadSpec, SamplingOptions
+from mlxd import (
+    Client,
+    Delta,
+    FormatKind,
+    InvalidRequest,
+    LoadSpec,
+    ResponseFormat,
+    SamplingOptions,
+)
 from tests.support.cli import LIMIT_S
 from tests.support.served import serve
 from tests.support.tiny_model import write_tiny_model
@@ -19,6 +28,11 @@ ASKED: dict[str, Any] = {
     "sampling": SamplingOptions(temperature=0.0),
     "max_tokens": 300,
     "ignore_eos": True,
+}
+HELD: dict[str, Any] = {
+    "sampling": SamplingOptions(temperature=0.0),
+    "max_tokens": 300,
+    "response_format": ResponseFormat(FormatKind.REGEX, "([a-z]{3} ){70}"),
 }
 TWO = LoadSpec(ranks=2, context_length=1024)
 
@@ -30,9 +44,22 @@ def follower_of(pid: int) -> int:
     return follower
 
 
+async def generate(client: Client, options: dict[str, Any], begun: asyncio.Event) -> str:
+    """Return a stream's text; `begun` is set with the first of it."""
+    text = ""
+    async with client.generate("ab", model="a", **options) as events:
+        async for event in events:
+            if isinstance(event, Delta):
+                text += event.text
+                begun.set()
+    return text
+
+
 @pytest.mark.asyncio
 async def test_ranks_are_placed_served_and_replaced(tmp_path: Path) -> None:
-    """Two ranks draw one's tokens; a stream goes on in two others when one of them is killed."""
+    """Two ranks draw one's tokens; streams go on in two others when one of them is killed, with a
+    format and without.
+    """
     model = write_tiny_model(tmp_path / "a", context_max=1024)
     async with (
         serve(f"--model=a={model}", "--reserve=1%") as server,
@@ -43,7 +70,8 @@ async def test_ranks_are_placed_served_and_replaced(tmp_path: Path) -> None:
         fit = await client.fit("a", options=TWO)
         assert (fit.device, fit.ranks, fit.fits_now) == ("cpu+cpu", 2, True)
 
-        whole = await client.complete("ab", model="a", **ASKED)
+        whole = [await client.complete("ab", model="a", **each) for each in (ASKED, HELD)]
+        assert len(whole[1].text) == 280
         await client.unload("a")
         async with client.load("a", options=TWO) as updates:
             loaded = [update.model async for update in updates][-1]
@@ -53,14 +81,12 @@ async def test_ranks_are_placed_served_and_replaced(tmp_path: Path) -> None:
         assert (leader.pid, other.pid) == (worker.pid, follower_of(worker.pid))
         assert (leader.device, other.device) == ("cpu", "cpu")
 
-        text = ""
-        async with client.generate("ab", model="a", **ASKED) as events:
-            async for event in events:
-                if not text:
-                    os.kill(other.pid, signal.SIGKILL)
-                if isinstance(event, Delta):
-                    text += event.text
-        assert text == whole.text
+        begun = [asyncio.Event() for _ in whole]
+        going = asyncio.gather(*map(generate, [client] * 2, (ASKED, HELD), begun))
+        for event in begun:
+            await event.wait()
+        os.kill(other.pid, signal.SIGKILL)
+        assert await going == [each.text for each in whole]
         now = (await client.model("a"), (await client.status()).workers)
         assert now[0].ranks == 2
         (last,) = [each for each in now[1] if each.exit_code is None]

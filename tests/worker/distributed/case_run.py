@@ -9,15 +9,16 @@ import asyncio
 import json
 import sys
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.figures import LoadProgress
+from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_shared.domain.requests import LoadSpec, Sampling
 from mlxd_shared.ops import logs
-from mlxd_worker.engine.masks.calls import CallConstraint
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.request import StreamId, Submit
 from mlxd_worker.machine.backend import prepare_backend
@@ -27,6 +28,7 @@ from tests.worker.distributed.leading import lead
 from tests.worker.distributed.rank_run import Heard
 
 FRAME_MAX = 4096
+SLOW_S = 0.1
 LIMIT_S = 4.0
 
 
@@ -45,7 +47,7 @@ def asks(
     number: int,
     sink: Heard,
     prompt: int = 3,
-    constraint: Constraint | CallConstraint | None = None,
+    constraint: Constraint | None = None,
 ) -> Submit:
     """Return a short stream."""
     return Submit(
@@ -67,16 +69,17 @@ def refusals(model: Path) -> None:
         host.load(job_of(model / "none"), lambda _: None)
     except MlxdError as error:
         tell({"load": error.describe()})
-    host.load(job_of(model), lambda _: None)
-    sinks = {name: Heard() for name in ("format", "tools", "long", "served")}
-    host.submit(asks(1, sinks["format"], constraint=object.__new__(Constraint)))
-    host.submit(asks(2, sinks["tools"], constraint=object.__new__(CallConstraint)))
-    host.submit(asks(3, sinks["long"], prompt=FRAME_MAX))
-    host.submit(asks(4, sinks["served"]))
-    while host.busy:
-        host.step()
-    tell({name: sink.error or len(sink.ids) for name, sink in sinks.items()})
+    formats = host.load(job_of(model), lambda _: None).constraints
     config.RANK_CHECK_STEPS = 1
+    sinks = {name: Heard() for name in ("slow", "long", "served")}
+    slow = formats.compile(ResponseFormat(FormatKind.REGEX, "[a-z ]{9}"))
+    host.submit(asks(1, sinks["slow"], constraint=replace(slow, mask_s=SLOW_S)))
+    host.submit(asks(2, sinks["long"], prompt=FRAME_MAX))
+    host.submit(asks(3, sinks["served"]))
+    with slow.turns.lock:  # no mask of it is made
+        while host.busy:
+            host.step()
+    tell({name: sink.error or len(sink.ids) for name, sink in sinks.items()})
     host.marks = lambda: ((1,),)  # type: ignore[method-assign]
     host.submit(asks(5, Heard()))
     while True:

@@ -11,6 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import mlxd_shared
+from mlxd_shared.domain.requests import FinishReason
+from tests.worker.distributed.holding import SOUND
+from tests.worker.distributed.rank_run import HELD
 from tests.worker.fresh_process import environment
 from tests.worker.kin import change, write_quantised
 
@@ -51,6 +54,20 @@ def assert_equal_streams(alone: Any, together: Any, *, most: int = 1 << 20) -> N
         assert ids, number
         least = min(len(ids), len(expected)) if number == CANCELLED else None
         assert ids[:least] == expected[:least], number
+
+
+def assert_held(run: Any) -> None:
+    """Assert that constraints were in force: what they have ended is whole; of every kind one is.
+
+    Of the streams in which calls may begin it is one in which a call did, and ended.
+    """
+    sound = set()
+    for number, kind in HELD.items():
+        text, reason = run["texts"][str(number)], run["reasons"][str(number)]
+        whole = SOUND[kind](text)
+        assert whole or kind == "calls" or reason != FinishReason.EOS.name, (number, text)
+        sound |= {kind} if whole else set()
+    assert sound == set(SOUND)
 
 
 def write_readable(folder: Path, config: Mapping[str, Any], **settings: Any) -> Path:

@@ -29,15 +29,14 @@ def run_case(case: str, **environ: str) -> tuple[int, list[str], str]:
 
 
 def test_refusals_leave_the_group_and_a_difference_ends_it() -> None:
-    """A load that all refuse, a format, tools, a stream that is too long for a frame: each its own
-    error. A rank whose state is another than the leader's ends all.
+    """A load that all refuse, a format whose mask takes too long, a stream that is too long for a
+    frame: each its own error. A rank whose state is another than the leader's ends all.
     """
     code, lines, errors = run_case("refusals")
     assert len(lines) == 2, errors
     refused, streams = map(json.loads, lines)
     assert refused["load"] == "none: missing"
-    assert "response_format or tools" in streams["format"]
-    assert streams["tools"] == streams["format"]
+    assert "response_format.regex: takes too long to follow" in streams["slow"]
     assert "at most 4096" in streams["long"]
     assert streams["served"] == 4
     assert code == ExitCode.ENGINE_FAILED

@@ -43,7 +43,7 @@ def test_a_stream_arrives_as_it_was() -> None:
         forced=(4, 5),
         deadline_s=0.1,
     )
-    got = submit_of(Frame(FrameKind.SUBMIT, pack_submit(sent)))
+    got = submit_of(Frame(FrameKind.SUBMIT, pack_submit(sent)), None)
     assert (got.sampling, dict(got.shown)) == (sampling, {7: "x"})
     names = [name for name in Submit.__slots__ if name != "sink"]
     assert [getattr(got, name) for name in names] == [getattr(sent, name) for name in names]

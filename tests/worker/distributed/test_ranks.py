@@ -14,6 +14,7 @@ from mlxd_worker.process.exit_code import ExitCode
 from tests.worker.distributed.running import (
     RUN_S,
     assert_equal_streams,
+    assert_held,
     run_streams,
     start,
     write_readable,
@@ -24,13 +25,15 @@ from tests.worker.kin import QWEN3_MOE, change
 @pytest.mark.timeout(3 * RUN_S)
 def test_tokens_are_those_of_one_rank(tmp_path: Path) -> None:
     """24 mixed streams draw what one process draws, but for one that is cancelled on the way; over
-    four ranks three short ones do. Layers are divided: a rank of several holds well below what one
+    four ranks three short ones do. Some have a format, or calls, one of them with masks that come
+    when all others have ended. Layers are divided: a rank of several holds well below what one
     process does.
     """
     alone = run_streams(1, tmp_path / "1")
     two = run_streams(2, tmp_path / "2")
     assert len(two["ids"]) == 24
     assert_equal_streams(alone, two)
+    assert_held(two)
     assert two["nbytes"] < 0.65 * alone["nbytes"]
     four = run_streams(4, tmp_path / "4", "--streams", "3", "--tokens", "6")
     assert len(four["ids"]) == 3
@@ -57,7 +60,9 @@ def test_packed_experts_draw_the_tokens_of_one_rank(tmp_path: Path) -> None:
 def test_a_lost_follower_ends_the_group(
     tmp_path: Path, number: signal.Signals, code: ExitCode
 ) -> None:
-    """Where a follower dies or stands still, its leader ends by itself, before it is done."""
+    """Where a follower dies or stands still, its leader ends by itself, before it is done; a stream
+    with a format is on its way then.
+    """
     process = start(2, tmp_path / "out", "--hit", "20", str(int(number)))
     assert process.stdout is not None
     assert "hit\n" in iter(process.stdout.readline, "")

@@ -29,11 +29,13 @@ from mlxd_worker.constraints.patterns import PatternError, literal_pattern, whol
 from mlxd_worker.constraints.schema_keywords import read_schema
 from mlxd_worker.constraints.schema_places import SchemaError
 from mlxd_worker.constraints.vocabulary import (
-    CallVocabulary,
+    Spellings,
     Vocabulary,
     call_vocabulary,
+    spellings_of,
     token_bytes,
 )
+from mlxd_worker.engine.masks.advance import Grammar
 from mlxd_worker.engine.masks.calls import CallConstraint, Marks
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.masks.limits import HEADER, REASON_CHARS_MAX, limits_of, reason
@@ -75,7 +77,8 @@ class Constraints:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Wanted, Constraint] = OrderedDict()
         self._vocabulary: Vocabulary | None = None
-        self._call_vocabulary: CallVocabulary | None = None
+        self._call_vocabulary: Vocabulary | None = None
+        self._spellings: Spellings | None = None
         self._calling = threading.Lock()
         self._controls = {text: i for text, i in controls.items() if i < vocab_size}
         self._problem = ""
@@ -127,7 +130,7 @@ class Constraints:
         vocabulary = self._vocabulary
         if isinstance(wanted, CallFormat):
             source = write_calls(wanted, self._controls)
-            vocabulary = self._for_calls(vocabulary).vocabulary
+            vocabulary = self._for_calls(vocabulary)
         constraint = vocabulary.compile(source, field, names_tokens=calls)
         with self._lock:
             self._kept[wanted] = constraint
@@ -138,20 +141,27 @@ class Constraints:
                 self._kept.popitem(last=False)
         return constraint
 
-    def watch(self, grammar: Constraint, marks: Marks, *, ends: bool) -> CallConstraint:
+    def watch(self, grammar: Grammar, marks: Marks, *, ends: bool) -> CallConstraint:
         """Return a compiled grammar of calls as one that sleeps until a call begins.
 
         ends: whether the answer ends with its first call.
         """
         assert self._vocabulary is not None, "nothing is compiled without"
-        known = self._for_calls(self._vocabulary)
+        with self._calling:
+            known = self._spell()
         return CallConstraint(grammar, marks, known.pieces, known.ids, ends=ends)
 
-    def _for_calls(self, plain: Vocabulary) -> CallVocabulary:
+    def _for_calls(self, plain: Vocabulary) -> Vocabulary:
         with self._calling:
+            self._spell()  # whoever compiles can wait for it
             if self._call_vocabulary is None:
                 self._call_vocabulary = call_vocabulary(self._tokens, plain, self._controls)
             return self._call_vocabulary
+
+    def _spell(self) -> Spellings:
+        if self._spellings is None:
+            self._spellings = spellings_of(self._tokens, self._controls)
+        return self._spellings
 
 
 def _is_small(source: str, wanted: Wanted) -> bool:

@@ -101,29 +101,38 @@ class _Adapter:
 
 
 @dataclass(frozen=True, slots=True)
-class CallVocabulary:
-    """What grammars of calls are compiled for, and how a call is noticed. Immutable."""
+class Spellings:
+    """How a call is noticed in a text. Immutable, any thread."""
 
-    vocabulary: Vocabulary
-    """In which control tokens have no bytes: they are no part of any text in a call."""
     pieces: Sequence[bytes] = filled(repr=False)
     """What each id adds to the text, control tokens their spellings."""
     ids: Mapping[bytes, int] = filled(repr=False)
     """An id of each text that is a token, but for control tokens."""
 
 
-def call_vocabulary(
-    tokens: TokenBytes, plain: Vocabulary, controls: Mapping[str, int]
-) -> CallVocabulary:
-    """Return the vocabulary for calls; `plain` is that of `tokens`, and serves where it can.
-
-    Another one takes as long as `plain` did.
-    """
+def spellings_of(tokens: TokenBytes, controls: Mapping[str, int]) -> Spellings:
+    """Return how the vocabulary spells texts; controls: the ids of the spellings that steer."""
     spelled = list(tokens.pieces)
-    bare = list(tokens.pieces)
     for text, token_id in controls.items():
         spelled[token_id] = text.encode()
+    ids = {text: i for i, text in enumerate(_without(controls, tokens)) if text}
+    return Spellings(tuple(spelled), ids)
+
+
+def call_vocabulary(
+    tokens: TokenBytes, plain: Vocabulary, controls: Mapping[str, int]
+) -> Vocabulary:
+    """Return the vocabulary for grammars of calls, in which control tokens have no bytes.
+
+    They are no part of any text in a call. `plain` is that of `tokens`, and serves where it can;
+    another one takes as long as `plain` did.
+    """
+    bare = tuple(_without(controls, tokens))
+    return plain if bare == tokens.pieces else Vocabulary(TokenBytes(bare, tokens.eos_ids))
+
+
+def _without(controls: Mapping[str, int], tokens: TokenBytes) -> list[bytes]:
+    bare = list(tokens.pieces)
+    for token_id in controls.values():
         bare[token_id] = b""
-    is_plain = tuple(bare) == tokens.pieces
-    own = plain if is_plain else Vocabulary(TokenBytes(tuple(bare), tokens.eos_ids))
-    return CallVocabulary(own, tuple(spelled), {text: i for i, text in enumerate(bare) if text})
+    return bare

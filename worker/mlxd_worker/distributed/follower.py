@@ -1,8 +1,8 @@
 """A rank that follows: it makes the leader's calls on its own host, with the leader's readings.
 
 Invariants:
-- It decides nothing, answers nobody and reads no clock: what it needs comes from the wire in the
-  order in which the leader made use of it.
+- It decides nothing, answers nobody, reads no clock and follows no grammar: what it needs comes
+  from the wire in the order in which the leader made use of it.
 - A thread beats for as long as the process runs; a step that stands still is the leader's to see.
 - It ends at once with its leader, and when it fails: the group does not outlive a rank.
 """
@@ -37,6 +37,7 @@ from mlxd_worker.distributed.frames import (
     whole_of,
 )
 from mlxd_worker.distributed.group import join_group
+from mlxd_worker.distributed.masks import HeardMasks
 from mlxd_worker.engine.request import Cancel, StreamId
 from mlxd_worker.process.exit_code import ExitCode
 
@@ -88,6 +89,11 @@ class Calls:
         """Return what a rank may take, as the leader has it."""
         del kind  # all ranks are of one
         return whole_of(self._expect(FrameKind.NBYTES))
+
+    def make_masks(self, threads: int) -> HeardMasks:
+        """Return what has the leader's masks."""
+        del threads  # they are the leader's
+        return HeardMasks(lambda: self._expect(FrameKind.MASKS).body)
 
     def _expect(self, kind: FrameKind) -> Frame:
         frame = self.next()
@@ -166,7 +172,7 @@ def _check(host: ModelHost, frame: Frame) -> None:
 
 
 _CALLS: Final[Mapping[FrameKind, Callable[[ModelHost, Frame], object]]] = {
-    FrameKind.SUBMIT: lambda host, frame: host.submit(submit_of(frame)),
+    FrameKind.SUBMIT: lambda host, frame: host.submit(submit_of(frame, host.formats)),
     FrameKind.CANCEL: lambda host, frame: host.cancel(Cancel(StreamId(whole_of(frame)))),
     FrameKind.STEP: lambda host, _: host.step(),
     FrameKind.REST: lambda host, _: host.rest(),

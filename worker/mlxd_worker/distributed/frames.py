@@ -2,7 +2,8 @@
 
 Invariants:
 - A frame is its kind (1 byte), the length of what follows (4 bytes, big-endian) and that. Readings
-  are 8 bytes; all else is JSON, from which values are made field by field, never objects by name.
+  are 8 bytes, masks as `masks` packs them; all else is JSON, from which values are made field by
+  field, never objects by name.
 - A frame that is longer than `RANK_FRAME_BYTES_MAX`, or of an unknown kind, ends the group.
 """
 
@@ -15,7 +16,7 @@ import threading
 from dataclasses import fields
 from enum import IntEnum
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from mlxd_shared import config
 from mlxd_shared.domain.figures import RankMemory
@@ -27,8 +28,12 @@ from mlxd_shared.domain.requests import (
     SamplingOptions,
     Weights,
 )
+from mlxd_worker.distributed.formats import constraint_of, constraint_values
 from mlxd_worker.engine.request import Event, StreamId, Submit
 from mlxd_worker.thread.facts import LoadJob
+
+if TYPE_CHECKING:
+    from mlxd_worker.constraints.compiler import Constraints
 
 _HEAD: Final = struct.Struct(">BI")
 _REAL: Final = struct.Struct(">d")
@@ -50,10 +55,11 @@ class FrameKind(IntEnum):
     CLOCK = 9
     NBYTES = 10
     CHECK = 11
-    BEAT = 12
-    LOADED = 13
-    REFUSED = 14
-    JOINING = 15
+    MASKS = 12
+    BEAT = 13
+    LOADED = 14
+    REFUSED = 15
+    JOINING = 16
 
 
 class WireBroken(Exception):
@@ -163,12 +169,12 @@ class Deaf:
 
 
 _ABSENT: Final = {"sink", "constraint", "images", "keys"}
-"""What no follower gets: the leader answers, and refuses formats; models that see have no ranks."""
+"""What no follower gets as it is: the leader answers, constraints have values of their own
+(`formats`), and models that see have no ranks."""
 
 
 def pack_submit(request: Submit) -> bytes:
-    """Return a stream without a constraint as a body."""
-    assert request.constraint is None, "refused before"
+    """Return a stream as a body."""
     assert not request.images, "refused before"
     values = {f.name: getattr(request, f.name) for f in fields(request) if f.name not in _ABSENT}
     its = values["sampling"]
@@ -177,11 +183,15 @@ def pack_submit(request: Submit) -> bytes:
         values[name] = sorted(values[name])
     values["pooling"] = None if request.pooling is None else request.pooling.value
     values["shown"] = list(request.shown.items())
+    values["constraint"] = constraint_values(request.constraint)
     return json.dumps(values).encode()
 
 
-def submit_of(frame: Frame) -> Submit:
-    """Return the stream of a SUBMIT, with a sink that forgets."""
+def submit_of(frame: Frame, formats: Constraints | None) -> Submit:
+    """Return the stream of a SUBMIT, with a sink that forgets.
+
+    formats: of the model that is here, if any.
+    """
     values = frame.json()
     values["sampling"] = _sampling(Sampling, values["sampling"])
     for name in ("prompt", "stop", "forced"):
@@ -191,6 +201,7 @@ def submit_of(frame: Frame) -> Submit:
     values["stream"] = StreamId(values["stream"])
     values["pooling"] = None if values["pooling"] is None else Pooling(values["pooling"])
     values["shown"] = {int(token): text for token, text in values["shown"]}
+    values["constraint"] = constraint_of(values["constraint"], formats)
     return Submit(**values, sink=Deaf())
 
 

@@ -4,8 +4,8 @@ The ranks are one state machine, replicated: equal calls and equal readings leav
 so the same tokens are drawn everywhere, from equal logits.
 
 Invariants:
-- A call goes to the followers before it is made here, and each reading of the clock or of memory in
-  it when it is made. What is read between calls is nobody else's.
+- A call goes to the followers before it is made here, and each reading of the clock, of memory or
+  of masks in it when it is made. What is read between calls is nobody else's.
 - Whatever fails here and is no refusal ends the group, as a follower that fails does (`followers`).
 - A load that is given up goes on to its end, because the others load as well, and is undone then.
 """
@@ -14,13 +14,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Final
 
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import (
     BackendProblem,
-    FieldNotServed,
     InvalidRequest,
     LoadAbandoned,
     MlxdError,
@@ -37,6 +37,7 @@ from mlxd_worker.distributed.frames import (
     pack_whole,
 )
 from mlxd_worker.distributed.group import Group, join_group
+from mlxd_worker.distributed.masks import SentMasks
 from mlxd_worker.engine.request import Cancel, Failed, Submit
 from mlxd_worker.thread.facts import Loaded, LoadJob, Report
 from mlxd_worker.thread.host import ModelHost, rank_memory
@@ -70,6 +71,10 @@ class SentReadings:
         if kind is DeviceKind.CPU:
             value //= self._followers.ranks
         return self._send(value)
+
+    def make_masks(self, threads: int) -> SentMasks:
+        """Return threads that make them, of what each step sees of which the followers know."""
+        return SentMasks(threads, partial(self._followers.send, FrameKind.MASKS))
 
     def _send(self, value: int) -> int:
         if self.sends:
@@ -142,12 +147,7 @@ class LeaderHost(ModelHost):
             return super().shrink(target_nbytes)
 
     def submit(self, request: Submit) -> None:
-        """Hand a stream to all engines; one that has a format, or is too long a frame, fails."""
-        if request.constraint is not None:
-            # Masks are made by threads, whose pace would be each rank's own.
-            field = "response_format or tools of a model over several ranks"
-            request.sink.put(Failed(FieldNotServed(field)))
-            return
+        """Hand a stream to all engines; one that is too long a frame fails."""
         body = pack_submit(request)
         if len(body) > config.RANK_FRAME_BYTES_MAX:
             limit = f"the ranks of a model send each other at most {config.RANK_FRAME_BYTES_MAX}"

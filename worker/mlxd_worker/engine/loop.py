@@ -30,7 +30,8 @@ from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join, count_alike
 from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.judging import failure_of, judge_plainly
-from mlxd_worker.engine.masks.constraint import Advance
+from mlxd_worker.engine.masks.advance import Advance, Masks
+from mlxd_worker.engine.masks.holds import hold_of
 from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.prefilling import Prefill, reads_together
@@ -80,11 +81,13 @@ class Engine:
         prefix: PrefixCache | None = None,
         clock: Callable[[], float] = time.monotonic,
         gallery: Gallery | None = None,
+        make_masks: Callable[[int], Masks] | None = None,
     ) -> None:
         """Take the model's caches over; they must hold no rows. `prefix` is None for none.
 
         stepper: what steps the rows of these caches (`stepping.choose`). gallery: what sees the
-        images of prompts; None: none has any.
+        images of prompts; None: none has any. make_masks: returns what makes so many rows' masks at
+        once; None: threads of this engine's own.
         """
         self.limits = limits
         self._model = model
@@ -104,7 +107,8 @@ class Engine:
             few_widths=caches.bounded_shapes,
         )
         self._stepper = stepper
-        self._masks = MaskThreads(limits.mask_threads, clock=clock)
+        make_masks = make_masks or partial(MaskThreads, clock=clock)
+        self._masks = make_masks(limits.mask_threads)
         self._overlaps = model.capabilities.prompts_in_place
         caches.precede(stepper.rest)
         self._unjudged: dict[StreamId, Run] = {}
@@ -143,9 +147,11 @@ class Engine:
         )
 
     def marks(self) -> list[tuple[int, ...]]:
-        """Return where each running stream is: its number, positions, and its latest token."""
-        rows = sorted(self._rows.items())
-        return [(stream, row.offset, len(row.output), *row.output[-1:]) for stream, row in rows]
+        """Return of each running stream: number, positions, tokens, what holds it, latest token."""
+        return [
+            (n, row.offset, len(row.output), hold_of(row.matcher, row.advance), *row.output[-1:])
+            for n, row in sorted(self._rows.items())
+        ]
 
     def submit(self, request: Submit) -> None:
         """Take a stream; where the queue is full, its sink gets QueueFull."""
@@ -315,15 +321,15 @@ class Engine:
         advances = self._advances()
         if not advances:
             return
-        self._masks.wait(advances)
+        self._masks.wait(advances, now_s)
         for row in list(self._rows.values()):
             advance, stream = row.advance, row.request.stream
             if advance is None:
                 continue
-            late, done = advance.is_late(now_s), advance.done
-            if (late or advance.arrived) and stream in self._unjudged:
+            seen = advance.seen
+            if (seen.late or seen.arrived) and stream in self._unjudged:
                 self._emit(self._unjudged.pop(stream), now_s)
-            if (late or done) and stream in self._rows:
+            if (seen.late or seen.done) and stream in self._rows:
                 self._succeeds(row, row.go_on)
 
     def _prepare(self, row: Row) -> bool:

@@ -16,8 +16,8 @@ from typing import NewType, Protocol
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import FinishReason, Pooling, Sampling
+from mlxd_worker.engine.masks.advance import Grammar
 from mlxd_worker.engine.masks.calls import CallConstraint
-from mlxd_worker.engine.masks.constraint import Constraint
 
 StreamId = NewType("StreamId", int)
 """Names a stream within one engine; never used twice."""
@@ -195,7 +195,7 @@ class Submit:
     """Higher is served earlier."""
     deadline_s: float | None = None
     """When the stream is no longer wanted."""
-    constraint: Constraint | CallConstraint | None = None
+    constraint: Grammar | CallConstraint | None = None
     """What complete output, or each call in it, must match; compiled for this model."""
     age_s: float = 0.0
     pooling: Pooling | None = None
@@ -227,7 +227,7 @@ class Submit:
     @property
     def anchored(self) -> bool:
         """Whether the text is all that the tokens spell, as what complete output must match is."""
-        return isinstance(self.constraint, Constraint)
+        return not isinstance(self.constraint, CallConstraint | None)
 
     @property
     def continues(self) -> bool:

@@ -27,8 +27,8 @@ from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import FinishReason
 from mlxd_worker.cache.base import RowId
+from mlxd_worker.engine.masks.advance import Advance, Follower
 from mlxd_worker.engine.masks.calls import CallMatcher
-from mlxd_worker.engine.masks.constraint import Advance, Follower
 from mlxd_worker.engine.masks.masks import AllowedTokens
 from mlxd_worker.engine.masks.replayed import check_replayed, wrong_token
 from mlxd_worker.engine.pooling import Pool
@@ -363,7 +363,7 @@ class Row:
         return self.most - len(self.output)
 
     def _reason_to_end(self, advance: Advance | None) -> FinishReason | None:
-        over = advance is not None and advance.over_after is not None
+        over = advance is not None and advance.seen.over_after is not None
         if over and self.generated >= self.request.min_tokens:
             return FinishReason.EOS
         most = self.request.max_tokens

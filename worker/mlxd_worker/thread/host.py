@@ -25,6 +25,7 @@ from mlxd_shared.ops.heap import trim_heap
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.prefix.lookup import PrefixCounts
+from mlxd_worker.constraints.compiler import Constraints
 from mlxd_worker.engine.request import Cancel, Failed, Occupancy, Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
 from mlxd_worker.machine.device_name import device_name
@@ -75,6 +76,11 @@ class ModelHost:
     def busy(self) -> bool:
         """Whether a step would do anything."""
         return self._resident is not None and self._resident.engine.busy
+
+    @property
+    def formats(self) -> Constraints | None:
+        """What compiles formats for the resident model; any thread. None: there is no model."""
+        return None if self._resident is None else self._resident.facts.constraints
 
     def device_name(self) -> str:
         """Return the device's own name."""

@@ -1,8 +1,9 @@
-"""What the engine thread reads of the world: the clock and memory; all else follows from its calls.
+"""What the engine thread reads of the world: clock, memory, masks; all else follows from its calls.
 
 Invariants:
-- What depends on time or memory reads it here: where one model is divided over several processes,
-  one of them reads, and the others are sent what was read (`mlxd_worker.distributed`).
+- What depends on time, on memory or on the pace of other threads reads it here: where one model is
+  divided over several processes, one of them reads, and the others are sent what was read
+  (`mlxd_worker.distributed`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import mlx.core as mx
 import psutil
 
 from mlxd_shared.domain.devices import DeviceKind
+from mlxd_worker.engine.masks.advance import Masks
+from mlxd_worker.engine.masks.threads import MaskThreads
 
 
 class Readings(Protocol):
@@ -27,6 +30,9 @@ class Readings(Protocol):
 
     def available_nbytes(self, kind: DeviceKind) -> int:
         """Return what a model may take of the device's memory before any reserve."""
+
+    def make_masks(self, threads: int) -> Masks:
+        """Return what makes so many masks at once for one engine, or knows of them."""
 
 
 class Local:
@@ -44,6 +50,10 @@ class Local:
         if kind is DeviceKind.CUDA:
             return mx.get_memory_limit()
         return psutil.virtual_memory().available
+
+    def make_masks(self, threads: int) -> MaskThreads:
+        """Return threads that make them."""
+        return MaskThreads(threads, clock=self.now_s)
 
 
 LOCAL = Local()

@@ -305,7 +305,15 @@ def _engine_maker(
             shown=request.shown,
         )
 
-    return partial(Engine, model, caches, decoder, limits, clock=readings.now_s)
+    return partial(
+        Engine,
+        model,
+        caches,
+        decoder,
+        limits,
+        clock=readings.now_s,
+        make_masks=readings.make_masks,
+    )
 
 
 def _check_generates(engine: Engine, form: FloatType) -> None:

@@ -11,7 +11,8 @@ from contextlib import contextmanager
 from llguidance import LLMatcher, LLTokenizer
 
 from mlxd_shared import config
-from mlxd_worker.engine.masks.constraint import Advance, Constraint
+from mlxd_worker.engine.masks.advance import Advance
+from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.masks.threads import MaskThreads
 
 WAITS_MAX = 3000
@@ -52,7 +53,7 @@ def step_until(threads: MaskThreads, wanted: Sequence[Work], over: Callable[[], 
         if over():
             return
         assert waits < WAITS_MAX
-        threads.wait(wanted)
+        threads.wait(wanted, time.monotonic())
         threads.wait_for_any([work for work in wanted if not work.done])
 
 
@@ -95,7 +96,7 @@ def test_threads_are_replaced_within_a_bound() -> None:
         most = config.CONSTRAINT_STUCK_MAX + 1
         step_until(threads, slow, lambda: sum(work.reached.is_set() for work in slow) == most)
         for _ in range(5):
-            threads.wait(slow)
+            threads.wait(slow, time.monotonic())
             threads.wait_for_any(slow)
         assert [work.reached.is_set() for work in slow] == [True] * most + [False] * 2
 

@@ -9,7 +9,8 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer
 
 from mlxd_shared import config
-from mlxd_worker.engine.masks.constraint import Advance, Constraint, Matcher, Turns
+from mlxd_worker.engine.masks.advance import Advance
+from mlxd_worker.engine.masks.constraint import Constraint, Matcher, Turns
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from dataclasses import field as filled
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_worker.engine.masks.constraint import Constraint, Matcher
+from mlxd_worker.engine.masks.advance import Follower, Grammar, Place, Watched
+from mlxd_worker.engine.masks.remote import RemoteMatcher
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +38,7 @@ class Marks:
 class CallConstraint:
     """A grammar of what follows an opening mark, and how that is noticed. Immutable."""
 
-    grammar: Constraint
+    grammar: Grammar
     marks: Marks
     pieces: Sequence[bytes] = filled(repr=False)
     """What each id adds to the text, marks included."""
@@ -68,6 +69,15 @@ class _Watch:
         """Whether an opening mark has begun."""
         ends = (self.tail[start:] for start in range(len(self.tail)))
         return not self._reasoning and any(map(self._marks.opening.startswith, ends))
+
+    @property
+    def state(self) -> Watched:
+        """What it has noticed so far."""
+        return Watched(self._at_start, self._reasoning, self.tail)
+
+    @state.setter
+    def state(self, state: Watched) -> None:
+        self._at_start, self._reasoning, self.tail = state
 
     def push(self, piece: bytes) -> bytes | None:
         """Take what a token adds; return what it has behind an opening mark, None without one."""
@@ -105,7 +115,7 @@ class CallMatcher:
     def __init__(self, calls: CallConstraint) -> None:
         self.calls = calls
         self._watch = _Watch(calls.marks)
-        self._inner: Matcher | None = None
+        self._inner: Follower | None = None
         self._rest: tuple[int, ...] = ()
         """Tokens for what the opening mark's last token has beyond it; they are followed first."""
 
@@ -125,7 +135,7 @@ class CallMatcher:
         return bool(self._rest)
 
     @property
-    def constraint(self) -> Constraint:
+    def constraint(self) -> Grammar:
         """The grammar of a call."""
         return self.calls.grammar
 
@@ -177,6 +187,27 @@ class CallMatcher:
         if self._inner.is_over and not self.calls.ends:
             self._sleep()
         return True
+
+    def place(self) -> Place:
+        """Return where it is, and what it has noticed of the text."""
+        mask = b"" if self._inner is None else self._inner.place().mask
+        return Place(mask, self.is_awake, self._watch.state)
+
+    def move_to(self, place: Place) -> None:
+        """Stand where the same row's is in the process that follows the output.
+
+        The grammar is a `RemoteConstraint`, the place one of calls.
+        """
+        assert place.watched is not None, "a place of another constraint"
+        self._watch.state = place.watched
+        self._rest = ()
+        if not place.awake:
+            self._inner = None
+            return
+        inner = self._inner or self.calls.grammar.start()
+        assert isinstance(inner, RemoteMatcher), "followed in this process"
+        inner.move_to(place)
+        self._inner = inner
 
     def leave(self) -> None:
         """As `Matcher.leave`."""

@@ -19,18 +19,18 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
 from dataclasses import field as filled
 from functools import cache
-from typing import Final, Protocol
+from typing import Final
 from weakref import WeakSet
 
 from llguidance import LLExecutor, LLMatcher, LLTokenizer
 
 from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest
+from mlxd_worker.engine.masks.advance import Place
 from mlxd_worker.engine.masks.limits import is_beyond_limits, is_full, reason
 
 
@@ -189,6 +189,10 @@ class Matcher:
         self.accept(token_id)
         return True
 
+    def place(self) -> Place:
+        """Return where it is; of one that nothing is drawn from, without a mask."""
+        return Place(mask=self._mask or b"")
+
     def leave(self) -> None:
         """Release all waiters: its row cannot continue, even if it is still referenced."""
         self.constraint.turns.slow.discard(self)
@@ -208,134 +212,6 @@ class Matcher:
             problem = f"too much at once: {reason(message)}"
             raise InvalidRequest.of(self.constraint.field, problem)
         raise ConstraintFault(reason(message))
-
-
-class Follower(Protocol):
-    """What follows a row's output. Real: `Matcher`, and `CallMatcher`, which sleeps between calls.
-
-    One owner at a time: the engine thread, or who advances it.
-    """
-
-    @property
-    def constraint(self) -> Constraint:
-        """What the output must match."""
-
-    @property
-    def is_awake(self) -> bool:
-        """Whether a mask is in force."""
-
-    @property
-    def may_wake(self) -> bool:
-        """Whether the next token may put one in force together with those before it."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether the output is complete and no token can follow."""
-
-    @property
-    def is_slow(self) -> bool:
-        """Whether its masks take longer than other rows would wait for."""
-
-    def mask(self) -> bytes:
-        """Return the tokens allowed next; raises as `Matcher.mask`."""
-
-    def try_accept(self, token_id: int) -> bool:
-        """Go on with a token; False if a mask in force does not allow it; raises as `mask`."""
-
-    def leave(self) -> None:
-        """Release all waiters: its row cannot continue."""
-
-    def too_slow(self, limit: str) -> InvalidRequest:
-        """Return the error about masks that take more than a limit of ours."""
-
-
-@dataclass(slots=True, eq=False)
-class Advance:
-    """A matcher's way to a row's next mask, over the tokens that come before it; made once.
-
-    The engine thread makes it and reads the result, another one performs it: until `done` the
-    matcher is that one's alone. What becomes of the tokens is there before the mask is
-    (`arrived`): a stream that ends with them needs none, and has nothing to do with its error.
-    """
-
-    matcher: Follower
-    tokens: tuple[int, ...]
-    draws: bool = True
-    """Whether another token may be drawn behind them; if not, no mask is made there."""
-    taken: int = 0
-    """So many of the tokens were allowed."""
-    over_after: int | None = None
-    """With so many of them the output was complete, and nothing could follow."""
-    error: Exception | None = None
-    """Why the tokens cannot be followed."""
-    mask_error: Exception | None = None
-    """Why nothing can be drawn behind them."""
-    since_s: float | None = None
-    """Since when it is at one token and the mask after it."""
-    arrived: bool = False
-    """Whether the tokens can be judged."""
-    done: bool = False
-    passed: bool = False
-    """Whether steps go on without waiting for it."""
-    abandoned: bool = False
-    """Set if the result is no longer wanted: it ends with the current call."""
-
-    def perform(self, clock: Callable[[], float]) -> None:
-        """Go on with the tokens, as far as they are allowed, and make the mask behind them."""
-        try:
-            self._follow(clock)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-            self.matcher.leave()  # an error refers to where it was raised, and so to this
-            self.error = error
-        followed = self.error is None and self.taken == len(self.tokens)
-        self.arrived = True
-        if not followed or not self.draws or self.over_after is not None or self.abandoned:
-            return
-        try:
-            self.matcher.mask()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-            self.matcher.leave()
-            self.mask_error = error
-
-    def _follow(self, clock: Callable[[], float]) -> None:
-        self.since_s = clock()
-        for token_id in self.tokens:
-            if self.abandoned or not self.matcher.try_accept(token_id):
-                return
-            self.taken += 1
-            if self.over_after is None and self.matcher.is_over:
-                self.over_after = self.taken
-            self.since_s = clock()
-
-    def is_late(self, now_s: float) -> bool:
-        """Tell whether a mask has been in the making for longer than a row waits for one."""
-        began_s = self.since_s
-        return began_s is not None and now_s - began_s > self.matcher.constraint.mask_s
-
-    def check(self) -> None:
-        """Judge what became of the tokens, which have arrived or are late.
-
-        Raises:
-            Exception: they cannot be followed; whatever it is, it concerns this row alone.
-        """
-        self._check_in_time(there=self.arrived)
-        if self.error is not None:
-            raise self.error
-
-    def check_mask(self) -> None:
-        """Judge whether anything can be drawn behind the tokens; it is done or late.
-
-        Raises:
-            Exception: the row cannot go on; whatever it is, it concerns this row alone.
-        """
-        self.check()
-        self._check_in_time(there=self.done)
-        if self.mask_error is not None:
-            raise self.mask_error
-
-    def _check_in_time(self, *, there: bool) -> None:
-        if not there:
-            raise self.matcher.too_slow(f"{self.matcher.constraint.mask_s:g} s for one of them")
 
 
 @cache

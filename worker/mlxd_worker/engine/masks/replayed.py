@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlxd_shared.domain.errors import InvalidRequest
-from mlxd_worker.engine.masks.constraint import Advance
+from mlxd_worker.engine.masks.advance import Advance
 
 
 def wrong_token(index: int, token_id: int, problem: str) -> InvalidRequest:
@@ -17,11 +17,12 @@ def check_replayed(advance: Advance, *, first: int, min_tokens: int) -> None:
     Raises:
         InvalidRequest: naming the first of them.
     """
-    end, tokens = advance.over_after, advance.tokens
+    seen, tokens = advance.seen, advance.tokens
+    end = seen.over_after
     field = advance.matcher.constraint.field.partition(".")[0]
     if end is not None and first + end >= min_tokens:
         problem = f"completes what {field} asks for: the stream had ended"
         raise wrong_token(first + end - 1, tokens[end - 1], problem)
-    if advance.taken < len(tokens):
+    if seen.taken < len(tokens):
         problem = f"does not go on with what {field} asks for"
-        raise wrong_token(first + advance.taken, tokens[advance.taken], problem)
+        raise wrong_token(first + seen.taken, tokens[seen.taken], problem)

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from mlxd_shared import config
-from mlxd_worker.engine.masks.constraint import Advance
+from mlxd_worker.engine.masks.advance import Advance
 
 
 class MaskThreads:
@@ -49,13 +49,15 @@ class MaskThreads:
         else:
             self._quick.add(work)
 
-    def wait(self, works: Iterable[Advance]) -> None:
-        """Wait for those not yet waited for."""
+    def wait(self, works: Sequence[Advance], now_s: float) -> None:
+        """Wait for those not yet waited for, and see how far each of them is at `now_s`."""
         self._make_way()
         self._quick.call()
         fresh = [work for work in works if not work.passed and not work.done]
         if fresh and not self._arrive(fresh, len(fresh)):
             self._pass_by(fresh)
+        for work in works:
+            work.look(now_s)
 
     def wait_for_any(self, works: Sequence[Advance]) -> None:
         """Wait, not for long, until one of them is done: no other row can step."""
