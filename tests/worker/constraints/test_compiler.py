@@ -16,6 +16,7 @@ from mlxd_shared.domain.errors import InvalidRequest, ShuttingDown
 from mlxd_shared.domain.formats import FormatKind, ResponseFormat
 from mlxd_shared.wire.status import to_status
 from mlxd_worker.constraints.compiler import TRIAL, Constraints, _source_of, try_out
+from mlxd_worker.engine.masks.calls import Marks
 from mlxd_worker.engine.masks.constraint import Constraint
 from mlxd_worker.engine.masks.limits import reason
 from mlxd_worker.killable.pool import Pool
@@ -80,6 +81,16 @@ def test_kept_formats_are_bounded_by_their_texts() -> None:
 
     assert constraints.find_kept(large) is None
     assert constraints.find_kept(other) is not None
+
+
+def test_how_calls_are_noticed_is_learnt_once() -> None:
+    """By whoever can wait for it; to watch for calls takes nothing more then."""
+    constraints = demo_constraints()
+    known = constraints.learn_spellings()
+    grammar = constraints.compile(ResponseFormat(FormatKind.REGEX, "a"))
+    watched = constraints.watch(grammar, Marks(b"<"), ends=True)
+    assert (watched.pieces, watched.ids) == (known.pieces, known.ids)
+    assert watched.pieces is known.pieces
 
 
 def test_a_rest_leaves_no_format_kept() -> None:

@@ -22,7 +22,7 @@ from mlxd_worker.engine.masks.advance import Advance, Follower, Grammar, Standin
 from mlxd_worker.engine.masks.calls import CallConstraint, CallMatcher
 from tests.worker.constraints.dialects import Speech, load_speech, write_marked_model
 
-LIST = '{"type": "array", "items": {"type": "string", "maxLength": 9}, "minItems": 1}'
+LIST = '{"type": "array", "items": {"type": "string"}, "minItems": 1}'
 CALL = '{"name": "now", "arguments": {}}</tool_call>'
 
 
@@ -114,7 +114,7 @@ def test_a_format_is_told_mask_by_mask(speech: Speech, listing: Grammar) -> None
     sizes = [len(body) for body in pair.bodies]
     mask_nbytes = len(listing.first_mask)
     assert max(sizes) >= mask_nbytes
-    assert min(sizes) < mask_nbytes // 2
+    assert min(sizes[:-1]) < mask_nbytes // 2  # behind the last one nothing is drawn
     end = Advance(pair.other, ())
     read_masks(pair.bodies[-1], [end])
     assert end.seen.over_after == 1
@@ -191,6 +191,7 @@ def test_what_fails_there_fails_here(
     work = Advance(listing.start(), (1,), seen=seen)
     theirs = Advance(follower_of(speech, listing), (1,))
     read_masks(pack_masks([work], WeakKeyDictionary()), [theirs])
+    assert (theirs.seen.late, theirs.seen.arrived) == (seen.late, seen.arrived)
     if not failed:
         judge(theirs)
         return

@@ -147,21 +147,25 @@ class Constraints:
         ends: whether the answer ends with its first call.
         """
         assert self._vocabulary is not None, "nothing is compiled without"
-        with self._calling:
-            known = self._spell()
+        known = self.learn_spellings()
         return CallConstraint(grammar, marks, known.pieces, known.ids, ends=ends)
 
-    def _for_calls(self, plain: Vocabulary) -> Vocabulary:
+    def learn_spellings(self) -> Spellings:
+        """Return how calls are noticed; the first time takes some 50 ms of a large vocabulary.
+
+        To be called only where formats are served.
+        """
         with self._calling:
-            self._spell()  # whoever compiles can wait for it
+            if self._spellings is None:
+                self._spellings = spellings_of(self._tokens, self._controls)
+            return self._spellings
+
+    def _for_calls(self, plain: Vocabulary) -> Vocabulary:
+        self.learn_spellings()  # whoever compiles can wait for them
+        with self._calling:
             if self._call_vocabulary is None:
                 self._call_vocabulary = call_vocabulary(self._tokens, plain, self._controls)
             return self._call_vocabulary
-
-    def _spell(self) -> Spellings:
-        if self._spellings is None:
-            self._spellings = spellings_of(self._tokens, self._controls)
-        return self._spellings
 
 
 def _is_small(source: str, wanted: Wanted) -> bool:

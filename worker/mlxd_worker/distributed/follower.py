@@ -163,6 +163,9 @@ def _loads(host: ModelHost, frame: Frame) -> bool:
     except MlxdError as error:
         _log.warning("a rank refused the model", reason=error.describe())
         return False
+    formats = host.formats
+    if formats is not None and formats.are_served:
+        formats.learn_spellings()  # no stream's first call has the others wait for that
     return True
 
 
