@@ -76,7 +76,7 @@ class WindowedConfig(ShapedConfig):
         """
         rows = places * self.merge**2
         pixels = 5 * COLOURS * self.patch**2 // 4  # as floats, and in 8 bits
-        embedding = rows * (27 * self.patch_values // 10 + self.hidden)
+        embedding = rows * (3 * self.patch_values + self.hidden)
         attention = rows * 9 * self.hidden + self._scores(rows)
         layer = rows * (3 * self.hidden + pixels) + max(attention, rows * 5 * self.mlp)
         return max(embedding, layer, self._merging(places))
