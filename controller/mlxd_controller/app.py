@@ -25,6 +25,7 @@ from mlxd_controller.pulling.downloads import Downloads, downloads_into
 from mlxd_controller.pulling.process import fetch
 from mlxd_controller.router.services import Services
 from mlxd_controller.runtime.adoption import enrol
+from mlxd_controller.runtime.describing import describe_survivors
 from mlxd_controller.runtime.ports import ModelRef, ModelStore, SystemClock
 from mlxd_controller.runtime.runtime import Runtime
 from mlxd_controller.services import inference, models, status
@@ -127,6 +128,7 @@ async def _running(
             silent_max_s=settings.silent_max_s,
         )
         survivors = (*crew.survivors, *held)
+        await describe_survivors(survivors)
         local, endable = crew.ports.local_workers, crew.ports.endable_workers
         runtime.adopt(enrol(survivors, state, clock, local=local, endable=endable))
         offered = crew.store or store

@@ -28,10 +28,12 @@ from mlxd_models.families.common.packing import (
 from mlxd_models.families.common.stored_layouts import as_stored
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.families.registry import REGISTRY, Registry, architecture_of, find_family
+from mlxd_models.files.image_settings import NOT_STATED, states_images
 from mlxd_models.files.model_config import TOKENIZER_FILE, read_model_config
 from mlxd_models.files.model_source import Source, files_of
+from mlxd_models.files.stored_files import StoredFiles
 from mlxd_models.files.tensor_blobs import Copy
-from mlxd_models.files.weights import SINGLE_FILE, TensorFact, read_weights
+from mlxd_models.files.weights import SINGLE_FILE, TensorFact, Weights, read_weights
 from mlxd_models.sizes.cache_sizes import Held
 from mlxd_models.sizes.weight_forms import TOWER_PREFIX, FloatType, is_expert
 from mlxd_models.sizes.zoo_types import zoo_type
@@ -61,6 +63,8 @@ class Description:
     """The size of the tokenizer's file; 0 if there is none."""
     copies: tuple[Copy, ...] = ()
     """Tensors that a store holds again, which must be the same."""
+    unseeing: str = ""
+    """Why images are not seen by a model that has a tower; empty: they are, or it has none."""
     stored_as: FloatType | None = None
     """The form of most numbers, where the tensors here are parts of others; None: as they say."""
 
@@ -101,6 +105,8 @@ def describe(
 ) -> Description:
     """Describe a model by its config and headers alone. Blocks on the disk.
 
+    A model that has a tower, and no file that says how images are made ready, is its text alone.
+
     foreign: what describes models that only mlx-lm has an architecture for, where its extra is
     installed; None refuses them as unknown.
 
@@ -109,11 +115,16 @@ def describe(
     """
     stored = files_of(source)
     values = read_model_config(stored)
-    family = _family_of(values, registry, foreign)
-    if family.blind is not None and not _sees(read_weights(stored).facts, family):
-        family = family.blind
+    family, unseeing = _family_of(values, registry, foreign, stored)
+    weights: Weights | None = None
+    if family.blind is not None:
+        weights = read_weights(stored)
+        has_tower = _has_tower(weights.facts, family)
+        unseeing = NOT_STATED if has_tower and not states_images(stored) else ""
+        family = family if has_tower and not unseeing else family.blind
     config = family.parse(values)
-    weights = read_weights(stored)
+    if weights is None:
+        weights = read_weights(stored)
     facts = _name_tensors(weights.facts, family)
     try:
         specs = _check_specs(family, config, facts)
@@ -131,6 +142,7 @@ def describe(
         stored_nbytes=sum(fact.nbytes for fact in weights.facts),
         tokenizer_nbytes=stored.nbytes(TOKENIZER_FILE),
         copies=weights.copies,
+        unseeing=unseeing,
     )
 
 
@@ -155,22 +167,29 @@ def packings_on_load(specs: Iterable[TensorSpec], recipe: Recipe) -> dict[str, P
 
 
 def _family_of(
-    values: Mapping[str, Any], registry: Registry, foreign: Family[Any] | None
-) -> Family[Any]:
-    """Return the family of our own, or a foreign one where another library has one and we none."""
+    values: Mapping[str, Any],
+    registry: Registry,
+    foreign: Family[Any] | None,
+    stored: StoredFiles,
+) -> tuple[Family[Any], str]:
+    """Return the family of our own, or a foreign one where another library has one and we none.
+
+    With why a foreign one that has a tower is read as text; empty: it is not.
+    """
     name = architecture_of(values)
     if foreign is not None and name not in registry:
         own_types = {family.model_type for family in registry.values()}
         if values.get("model_type") not in own_types:
             seeing = None if foreign.seeing is None else foreign.seeing(values)
-            if seeing is not None:
-                return seeing
-            if zoo_type(values) is not None:
-                return foreign
-    return find_family(registry, name)
+            reads_text = zoo_type(values) is not None
+            if seeing is not None and (not reads_text or states_images(stored)):
+                return seeing, ""
+            if reads_text:
+                return foreign, "" if seeing is None else NOT_STATED
+    return find_family(registry, name), ""
 
 
-def _sees(stored: Sequence[TensorFact], family: Family[Any]) -> bool:
+def _has_tower(stored: Sequence[TensorFact], family: Family[Any]) -> bool:
     """Tell whether a checkpoint holds anything of a tower."""
     return any((family.name_of(fact.name) or "").startswith(TOWER_PREFIX) for fact in stored)
 

@@ -210,6 +210,8 @@ def _text(action: a.Action) -> str:
             return f"done {ticket}" + (f", {streams_aborted} aborted" if streams_aborted else "")
         case a.Refuse(ticket, error):
             return f"refuse {ticket}: {type(error).__name__}"
+        case a.DescribeRanks():
+            return "describe what ranks have"
 
 
 def replay(text: str) -> str:

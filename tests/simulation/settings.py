@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from random import Random
 
-from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.facts import Division, ModelFacts, Parts
 from mlxd_models.fit.plan import Device
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared.config import MIB
@@ -72,7 +72,9 @@ class Setting:
     def facts_of(self, name: str) -> ModelFacts:
         """Return the facts of one of the models."""
         part = facts_of(self.sizes[name])
-        return replace(facts_of(2 * self.sizes[name]), parts={2: part}) if name == WIDE else part
+        if name != WIDE:
+            return part
+        return replace(facts_of(2 * self.sizes[name]), division=Division(Parts({2: part})))
 
     def need_of(self, name: str) -> int:
         """Return what one of the models, or each of its ranks, is reckoned to need."""

@@ -199,6 +199,19 @@ async def test_models_that_do_not_see_refuse_images_by_name(tmp_path: Path) -> N
         assert len(tokens) == MADE
 
 
+async def test_a_tower_without_settings_is_no_reason_to_refuse_the_text(tmp_path: Path) -> None:
+    """Its text is answered; an image is refused by the file that is missing, and named as such."""
+    folder = write_seeing_model(tmp_path / "bare")
+    (folder / "preprocessor_config.json").unlink()
+    async with struck_controller(folder) as controller:
+        error = await refusal(controller, request_of([Part(text="a"), show(1)]))
+        assert isinstance(error, FieldNotServed)
+        assert error.field == "chat.messages[1].parts[1].image"
+        assert "preprocessor_config.json is missing" in error.why
+        tokens, _ = await hear(controller, request_of([Part(text="a")]))
+        assert len(tokens) == MADE
+
+
 async def test_a_file_is_shown_from_a_shell(tmp_path: Path) -> None:
     """`mlxd run --image` answers about it; what is no image, or no file, is refused in words."""
     folder = write_seeing_model(tmp_path / "sees")

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from mlxd_controller.core.phases import StopReason
+from mlxd_models.fit.facts import Division
 from mlxd_models.fit.plan import Plan
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec
@@ -83,4 +84,13 @@ class Refuse:
     error: MlxdError
 
 
-Action: TypeAlias = StartLoad | StopWorker | Shrink | AbortStreams | Grant | Done | Refuse
+@dataclass(frozen=True, slots=True)
+class DescribeRanks:
+    """Describe what ranks have of a model, and decide the same event again. It comes alone."""
+
+    division: Division
+
+
+Action: TypeAlias = (
+    StartLoad | StopWorker | Shrink | AbortStreams | Grant | Done | Refuse | DescribeRanks
+)

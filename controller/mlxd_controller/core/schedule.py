@@ -6,6 +6,8 @@ Invariants:
 - A draining model takes no lease and is never made ready again: it is unloaded first.
 - A model that can never fit is refused before anybody is evicted.
 - Equal states, events and times give equal decisions.
+- Where a plan needs what ranks have of a model, and nobody has described that, nothing is decided
+  but that it be described.
 """
 
 from __future__ import annotations
@@ -29,6 +31,7 @@ from mlxd_controller.core.placement.pressure import note_shrunk, relieve
 from mlxd_controller.core.placement.queueing import enqueue
 from mlxd_controller.core.state import Model, State
 from mlxd_controller.core.turn import Turn
+from mlxd_models.fit.facts import Undescribed
 from mlxd_models.fit.measured import Figures, learn
 from mlxd_models.fit.planner import correct
 from mlxd_shared import config
@@ -47,8 +50,11 @@ def decide(state: State, event: ev.Event, now_s: float) -> tuple[State, tuple[a.
     `now_s` never goes back. An event about a worker that is no longer the model's is ignored.
     """
     turn = Turn(state, now_s)
-    _apply(turn, event)
-    _settle(turn, event)
+    try:
+        _apply(turn, event)
+        _settle(turn, event)
+    except Undescribed as lacking:
+        return state, (a.DescribeRanks(lacking.division),)
     return turn.state, tuple(turn.actions)
 
 

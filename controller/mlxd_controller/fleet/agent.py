@@ -94,6 +94,7 @@ class NodeAgent:
             "abandon": self._abandon,
             "remember": self._remember,
             "list_models": self._files.list_models,
+            "describe_ranks": self._files.describe_ranks,
             "find_model": self._files.find,
             "pull_model": self._pulls.ask,
             "leave_pull": self._pulls.leave,

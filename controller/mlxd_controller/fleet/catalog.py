@@ -17,18 +17,21 @@ import math
 from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
 
 from mlxd_controller.fleet.errors import NodeLost
 from mlxd_controller.fleet.node import Node
+from mlxd_controller.runtime.describing import LaterDivision
 from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import BrokenRef, ModelRef, ModelStore
 from mlxd_controller.store.load_defaults import LoadDefaults, find_defaults
 from mlxd_controller.store.naming import only_match
 from mlxd_controller.store.shelf import is_name
+from mlxd_models.fit.facts import Division, Parts
 from mlxd_shared import config
-from mlxd_shared.domain.errors import MlxdError, ModelNotFound
+from mlxd_shared.domain.errors import MlxdError, ModelNotFound, PullFailed
 from mlxd_shared.ops.logs import get_logger
 
 _log = get_logger("fleet")
@@ -51,6 +54,7 @@ class FleetStore:
         self._listed: dict[str, tuple[ModelRef, ...]] = {}
         self._refs: dict[str, ModelRef] = {}
         self._names: dict[str, ModelRef] = {}
+        self._divisions: dict[str, Division] = {}
         self._turn = asyncio.Lock()
         self._due_s = -math.inf
 
@@ -127,6 +131,23 @@ class FleetStore:
         else:
             self._listed[node.name] = refs
 
+    async def _describe_ranks(self, digest: str) -> Parts:
+        """Return what ranks have of a model, as one of the nodes that has it describes it.
+
+        Raises:
+            MlxdError: why none of them can.
+        """
+        problem = "it is not reached"
+        for name, refs in sorted(self._listed.items()):
+            node = self._nodes.get(name)
+            if node is None or all(ref.digest != digest for ref in refs):
+                continue
+            try:
+                return await node.describe_ranks(digest)
+            except (NodeLost, MlxdError) as error:
+                problem = str(error)
+        raise PullFailed(f"no machine that has the model can describe its ranks' parts: {problem}")
+
     def _arrange(self, taken: Collection[str]) -> None:
         """Give each model its names: none of `taken`, which are this machine's."""
         owners: dict[str, str] = {}
@@ -144,9 +165,20 @@ class FleetStore:
                 of_node = f"{node}:{ref.name}"
                 of_nodes.setdefault(ref.digest, []).extend([of_node] if is_name(of_node) else [])
         self._refs, self._names = {}, {}
+        divisions, self._divisions = self._divisions, {}
         for digest, ref in refs.items():
             names = [*sorted(plain[digest]), *of_nodes[digest]] or [digest]
             fixed = find_defaults(self._load_defaults, (*names, digest))
-            known = replace(ref, name=names[0], aliases=tuple(names[1:]), configured=fixed)
+            division = divisions.get(digest)
+            if division is None or division.problem:
+                division = LaterDivision(partial(self._describe_ranks, digest))
+            self._divisions[digest] = division
+            known = replace(
+                ref,
+                name=names[0],
+                aliases=tuple(names[1:]),
+                configured=fixed,
+                facts=replace(ref.facts, division=division),
+            )
             self._refs[digest] = known
             self._names |= dict.fromkeys(names, known)

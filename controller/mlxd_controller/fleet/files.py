@@ -33,6 +33,7 @@ from mlxd_controller.store.model_library import Library
 from mlxd_controller.store.shelves import DEMO_NAME, demo_model, library_of
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.model_files import machine_short
+from mlxd_models.fit.facts import Parts
 from mlxd_shared import config
 from mlxd_shared.domain.errors import (
     InvalidModel,
@@ -95,6 +96,21 @@ class NodeFiles:
             for ref in refs
             if isinstance(ref, ModelRef) and DEMO_NAME not in (ref.name, *ref.aliases)
         )
+
+    async def describe_ranks(self, digest: str) -> Parts:
+        """Return what ranks have of a model of this machine's own stores.
+
+        Raises:
+            InvalidModel: its files are not here any more, or cannot be read.
+        """
+        ref = self._open_library().find_known(digest)
+        if ref is None:
+            raise InvalidModel("the model is not in this machine's stores any more")
+        division = ref.facts.division
+        await division.describe()
+        if division.problem:
+            raise InvalidModel(division.problem)
+        return division.parts
 
     def _open_library(self) -> Library:
         if self._library is None or self._library[0] != self.stores:

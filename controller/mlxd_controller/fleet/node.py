@@ -25,6 +25,7 @@ from mlxd_controller.fleet.facts import (
 )
 from mlxd_controller.runtime.hearing import hear
 from mlxd_controller.runtime.ports import Holding, HubOrigin, ModelRef
+from mlxd_models.fit.facts import Parts
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.pulls import PullProgress
@@ -146,6 +147,12 @@ class Node:
         """Return what its own stores have."""
         refs: tuple[ModelRef, ...] = await self._ask("list_models")
         return refs
+
+    async def describe_ranks(self, digest: str) -> Parts:
+        """Return what ranks have of a model of its own stores."""
+        parts = await self._ask("describe_ranks", digest)
+        assert isinstance(parts, Parts)
+        return parts
 
     async def find_model(self, digest: str, path: str) -> str | None:
         """Return where the node itself has a model; None where it has not."""

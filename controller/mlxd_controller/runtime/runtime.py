@@ -1,7 +1,8 @@
 """The one owner of the scheduler's State: mailbox -> decide -> perform -> results come as events.
 
 Invariants:
-- State is replaced only here, one event at a time, in the order of arrival.
+- State is replaced only here, one event at a time, in the order of arrival; requests that need
+  what nobody has described yet are put off until it is.
 - Performing an action never waits: what takes time runs in a task that posts an event at its end.
   A bug in such a task ends run(), and with it the process: requests must not wait in vain.
 - A worker counts as live until the event of its end has been decided: earlier decisions may still
@@ -27,6 +28,7 @@ from mlxd_controller.core.state import Model, State, next_wake_s
 from mlxd_controller.metrics.counters import Metrics
 from mlxd_controller.runtime.adoption import leave_word
 from mlxd_controller.runtime.changes import Changes, same_but_measured
+from mlxd_controller.runtime.describing import PutOff
 from mlxd_controller.runtime.errands import Errands
 from mlxd_controller.runtime.loading import end_worker
 from mlxd_controller.runtime.measuring import Measuring
@@ -34,6 +36,7 @@ from mlxd_controller.runtime.ports import ModelRef, Ports, RawStream
 from mlxd_controller.runtime.silence import Silence, end_hung
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.runtime.workers import Workers
+from mlxd_models.fit.facts import Division
 from mlxd_models.fit.plan import Device
 from mlxd_shared import config
 from mlxd_shared.domain import errors as e
@@ -87,6 +90,7 @@ class Runtime:
         self._mailbox: asyncio.Queue[ev.Event] = asyncio.Queue(config.MAILBOX_MAX)
         self._answers: dict[str, asyncio.Future[Lease | a.Done]] = {}
         self._undecided: dict[str, ev.Arrived | ev.LoadAsked] = {}
+        self._put_off = PutOff(self.post)
         self._leases: dict[str, Lease] = {}
         self._tasks = asyncio.TaskGroup()
         self._errands = Errands(
@@ -161,7 +165,7 @@ class Runtime:
                 while not (
                     self._state.stopping and not self.workers.live() and self._mailbox.empty()
                 ):
-                    self._step(await self._next())
+                    await self._step(await self._next())
                     await asyncio.sleep(0)  # let others run, even in a burst of events
                 poll.cancel()
         finally:
@@ -269,10 +273,11 @@ class Runtime:
         except TimeoutError:
             return ev.Tick()
 
-    def _step(self, event: ev.Event) -> None:
+    async def _step(self, event: ev.Event) -> None:
         if self._measuring.due(self._state, event):
-            self._decide(self._measuring.now())
-        self._decide(event)
+            await self._decide(self._measuring.now())
+        if not await self._decide(event):
+            return
         match event:
             case ev.Arrived(ticket) | ev.LoadAsked(ticket):
                 self._undecided.pop(ticket, None)
@@ -285,9 +290,25 @@ class Runtime:
             case _:
                 pass
 
-    def _decide(self, event: ev.Event) -> None:
+    async def _decide(self, event: ev.Event) -> bool:
+        """Decide an event and perform what follows; return False for a request that was put off.
+
+        It is decided later. Another event that needs what ranks have of a model waits for it here,
+        and the mailbox with it: what follows may not be decided before.
+        """
         before = self._state
-        self._state, actions = decide(before, event, self._ports.clock.now_s())
+        state, actions = decide(before, event, self._ports.clock.now_s())
+        match actions:
+            case (a.DescribeRanks(division),):
+                request = event if isinstance(event, ev.Arrived | ev.LoadAsked) else None
+                if request is not None and request.facts.division is division:
+                    self._put_off_for(division, request)
+                    return False
+                await division.describe()
+                return await self._decide(event)
+            case _:
+                pass
+        self._state = state
         for action in actions:
             self._perform(action)
         for digest, model in self._state.models.items():
@@ -296,6 +317,19 @@ class Runtime:
                 self.changes.publish(former, model)
                 worker = None if model.worker is None else self.workers.get(model.worker)
                 leave_word(worker, former, model, keep_alive_s=self._state.keep_alive_s)
+        return True
+
+    def _put_off_for(self, division: Division, request: ev.Arrived | ev.LoadAsked) -> None:
+        if self._put_off.add(division, request):
+            describing = self._put_off.describe(division, still_wanted=self._is_wanted)
+            self._tasks.create_task(describing)
+
+    def _is_wanted(self, ticket: str) -> bool:
+        """Return whether a request that was put off is still there; else it is forgotten."""
+        if ticket in self._answers:
+            return True
+        self._undecided.pop(ticket, None)
+        return False
 
     def _bury(self, number: int, error: e.MlxdError | None) -> None:
         """Move a worker that has ended to the dead, unless it is just being stopped."""

@@ -27,6 +27,7 @@ from mlxd_controller.services.meter import Counts, Meter
 from mlxd_controller.services.quarantine import Quarantine, key_of
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
+from mlxd_models.files.image_settings import unseen
 from mlxd_shared.domain.errors import DuplicateRequest, FieldNotServed, InvalidRequest, MlxdError
 from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import generate_from_pb
@@ -92,7 +93,7 @@ class InferenceService:
                 meter.model, meter.resumed = ref.name, len(spec.resumed)
                 meter.request_id = request_id
                 if ref.facts.sight is None:  # before anybody is unloaded for it
-                    await run_paced(_refuse_images, request, ref.name)
+                    await run_paced(_refuse_images, request, ref)
                 structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
                 key = await run_paced(key_of, request, ref.digest)
                 relays = [
@@ -204,9 +205,9 @@ def _note_time(request: inference_pb2.GenerateRequest) -> None:
         request.chat.now.GetCurrentTime()
 
 
-def _refuse_images(request: inference_pb2.GenerateRequest, model: str) -> None:
+def _refuse_images(request: inference_pb2.GenerateRequest, model: ModelRef) -> None:
     """Refuse images that a model would not see; raises FieldNotServed for the first."""
-    why = f"{model} does not see images"
+    why = unseen(model.name, model.facts.unseeing)
     for index, message in enumerate(request.chat.messages):
         for number, part in enumerate(message.parts):
             if part.HasField("image"):

@@ -23,12 +23,14 @@ from mlxd_controller.prefixes.keeper import Keeper
 from mlxd_controller.pulling.downloads import Downloads
 from mlxd_controller.pulling.wanted import wanted_of
 from mlxd_controller.runtime.changes import Subscription
+from mlxd_controller.runtime.describing import describe_for
 from mlxd_controller.runtime.kept_lines import Piece
 from mlxd_controller.runtime.ports import BrokenRef, Clock, ModelRef
 from mlxd_controller.runtime.runtime import LOADING_RETRY_S, Lease, Runtime
 from mlxd_controller.runtime.worker import Worker
 from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.views import broken_to_pb, model_to_pb, report_to_pb
+from mlxd_models.fit.facts import Undescribed
 from mlxd_models.fit.options import check_options
 from mlxd_shared import config
 from mlxd_shared.blocks.root import FormFolder
@@ -109,15 +111,16 @@ class ModelService:
         )
         if not is_folder:
             _check_key(ref.name, request.model)
+        await describe_for(ref.facts, spec)
         # Only a worker can check the rest for a model that mlx-lm implements.
         check_options(ref.facts, spec, exact=not ref.facts.caches.foreign)
         if request.validate_only:
             loaded = self._runtime.state.models.get(ref.digest)
             if loaded is not None and (problem := conflict(loaded, spec)) is not None:
                 raise problem
-            yield model_pb2.LoadModelResponse(fit=self._fit(ref, spec), model=self._view(ref))
+            yield model_pb2.LoadModelResponse(fit=await self._fit(ref, spec), model=self._view(ref))
             return
-        fit: types_pb2.FitReport | None = self._fit(ref, spec)
+        fit: types_pb2.FitReport | None = await self._fit(ref, spec)
         with self._catalog.keeping(ref), self._runtime.changes.subscribe(ref.digest) as news:
             async with self._runtime.loading(ref, spec) as answer:
                 async for model in _until_ready(news, answer):
@@ -270,7 +273,14 @@ class ModelService:
         worker = None if number is None else self._runtime.workers.get(number)
         return model_to_pb(ref, model, worker, self._clock)
 
-    def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
+    async def _fit(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
+        try:
+            return self._fit_now(ref, spec)
+        except Undescribed as lacking:
+            await lacking.division.describe()
+            return self._fit_now(ref, spec)
+
+    def _fit_now(self, ref: ModelRef, spec: LoadSpec) -> types_pb2.FitReport:
         self._runtime.measure()
         state = self._runtime.state
         if ref.digest not in state.models:

@@ -5,22 +5,25 @@ Invariants:
   digest's samples are read: a folder of any size takes milliseconds.
 - A model is read again only when one of its files has changed (name, size or modification time), on
   a thread, and by one reader at a time.
+- What ranks have of a model is described when somebody plans ranks for it, from its files again.
 - An error is kept without its cause, which would keep everything that was read alive.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from weakref import WeakValueDictionary
 
+from mlxd_controller.runtime.describing import LaterDivision
 from mlxd_controller.runtime.ports import HubOrigin, ModelRef
 from mlxd_controller.store.hub import origin_of
 from mlxd_controller.store.shelf import Place
-from mlxd_models.describe import describe
+from mlxd_models.describe import Description, describe
 from mlxd_models.families.common.family import Family
 from mlxd_models.families.foreign import FOREIGN
 from mlxd_models.files.chat_template import read_template
@@ -31,12 +34,16 @@ from mlxd_models.files.model_config import check_tokenizer_file
 from mlxd_models.files.model_source import Source, files_of
 from mlxd_models.files.modules import check_modules, has_pooling
 from mlxd_models.files.stored_files import Signature
-from mlxd_models.fit.facts import ModelFacts
-from mlxd_models.fit.rank_facts import facts_with_parts
+from mlxd_models.fit.facts import ModelFacts, Parts
+from mlxd_models.fit.rank_facts import parts_of_ranks, whole_facts
 from mlxd_shared.config import MODELS_MAX
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_shared.domain.requests import SamplingOptions
+from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.status import shorten
+
+_log = get_logger("store")
+DescribeParts = Callable[[Description], Parts]
 
 READINGS_MAX = 4 * MODELS_MAX
 """How many readings are kept, the latest ones: clients may name any folder."""
@@ -72,10 +79,16 @@ def ref_of(place: Place, folder: Folder, names: Sequence[str] = ()) -> ModelRef:
     )
 
 
-def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
+def read_folder(
+    source: Source,
+    *,
+    foreign: Family[Any] = FOREIGN,
+    describe_parts: DescribeParts = parts_of_ranks,
+) -> Folder:
     """Return a model's digest and facts. Blocks on the disk.
 
-    foreign: describes models that only mlx-lm implements.
+    foreign: describes models that only mlx-lm implements. describe_parts: returns what ranks have
+    of a model, when that is needed.
 
     Raises:
         InvalidModel: no worker could load it: its config, generation_config.json or tensors cannot
@@ -91,7 +104,11 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
         read_image_settings(
             files, side=sight.side, places_max=sight.places_max, tokens=sight.tokens_each
         )
-    facts = facts_with_parts(described)
+    if described.unseeing:
+        _log.warning("images are not seen", path=str(files.path), reason=described.unseeing)
+    read = partial(_read_parts, files.path, files.signature(), foreign, describe_parts)
+    division = LaterDivision(partial(asyncio.to_thread, read))
+    facts = replace(whole_facts(described), division=division)
     defaults = read_generation_defaults(files)
     return Folder(
         digest=model_digest(files),
@@ -101,6 +118,24 @@ def read_folder(source: Source, *, foreign: Family[Any] = FOREIGN) -> Folder:
         has_chat_template=template is not None,
         origin=origin_of(files),
     )
+
+
+def _read_parts(
+    path: Path, signature: Signature, foreign: Family[Any], describe_parts: DescribeParts
+) -> Parts:
+    """Return what ranks have of a model that was read before.
+
+    Raises:
+        InvalidModel: it cannot be read any more, or its files have changed.
+        MachineShort: the machine lacks the open files or memory for it.
+    """
+    try:
+        files = files_of(path)
+        if files.signature() == signature:
+            return describe_parts(describe(files, foreign=foreign))
+    except InvalidModel as error:
+        raise _shorten(error) from None
+    raise InvalidModel("the model's files have changed since they were read")
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,12 +151,19 @@ class Entry:
         """Its digest, if it could be read."""
         return None if self.folder is None else self.folder.digest
 
+    @property
+    def whole(self) -> bool:
+        """Whether nothing is missing because it could not be read when it was needed."""
+        return self.folder is None or not self.folder.facts.division.problem
+
 
 class Readings:
     """Entries by path. Used from the event loop."""
 
-    def __init__(self, foreign: Family[Any] = FOREIGN) -> None:
-        self._foreign = foreign
+    def __init__(
+        self, foreign: Family[Any] = FOREIGN, describe_parts: DescribeParts = parts_of_ranks
+    ) -> None:
+        self._read_folder = partial(read_folder, foreign=foreign, describe_parts=describe_parts)
         self._entries: dict[Path, Entry] = {}
         self._turns: WeakValueDictionary[Path, asyncio.Lock] = WeakValueDictionary()
 
@@ -132,7 +174,8 @@ class Readings:
     async def read(self, path: Path) -> Entry:
         """Return what is at a path now."""
         async with self._turns.setdefault(path, asyncio.Lock()):
-            entry = await asyncio.to_thread(_read, path, self._entries.get(path), self._foreign)
+            before = self._entries.get(path)
+            entry = await asyncio.to_thread(_read, path, before, self._read_folder)
             self._entries.pop(path, None)
             self._entries[path] = entry
             while len(self._entries) > READINGS_MAX:
@@ -148,16 +191,16 @@ class Readings:
         return entry.folder
 
 
-def _read(path: Path, before: Entry | None, foreign: Family[Any]) -> Entry:
+def _read(path: Path, before: Entry | None, read: Callable[[Source], Folder]) -> Entry:
     try:
         files = files_of(path)
         signature = files.signature()
     except InvalidModel as error:
         return Entry((), error=_shorten(error))
-    if before is not None and before.signature == signature and signature:
+    if before is not None and before.signature == signature and signature and before.whole:
         return before
     try:
-        return Entry(signature, read_folder(files, foreign=foreign))
+        return Entry(signature, read(files))
     except InvalidModel as error:
         return Entry(signature, error=_shorten(error))
 

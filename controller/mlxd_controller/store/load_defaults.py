@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from mlxd_controller.core.state import NOTHING_FIXED
+from mlxd_controller.runtime.describing import describe_for
 from mlxd_controller.runtime.ports import ModelRef, ModelStore
 from mlxd_models.fit.options import check_options
 from mlxd_shared.domain.errors import InvalidRequest, MlxdError
@@ -42,6 +43,7 @@ async def check_load_defaults(defaults: LoadDefaults, store: ModelStore) -> None
             problem = f"is the model of {seen[ref.digest]!r} too: configure it under one name"
             raise InvalidRequest.of(f'models."{name}"', problem)
         seen[ref.digest] = name
+        await describe_for(ref.facts, spec)
         _check_possible(name, ref, spec)
 
 

@@ -19,11 +19,14 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mlxd_models.files.model_source import Source, files_of
+from mlxd_models.files.stored_files import StoredFiles
 from mlxd_shared.domain.errors import InvalidModel
 
 IMAGE_FILE: Final = "preprocessor_config.json"
 PROCESSOR_FILE: Final = "processor_config.json"
 _WITHIN: Final = "image_processor"
+NOT_STATED: Final = f"{IMAGE_FILE} is missing, which says how they are made ready"
+"""Of images: why a model that has a tower does not see them."""
 _KINDS: Final[Mapping[str, bool]] = MappingProxyType(
     {
         "CLIPImageProcessor": True,
@@ -105,6 +108,29 @@ class ImageSettings:
     """What becomes of one that keeps its shape and is too narrow for a place."""
 
 
+def unseen(model: str, unseeing: str) -> str:
+    """Return why images are refused by a model that does not see; `unseeing` as a description's."""
+    why = f"{model} does not see images"
+    return f"{why}: {unseeing}" if unseeing else why
+
+
+def states_images(source: Source) -> bool:
+    """Return whether a file says how images are made ready; raises InvalidModel for a broken one.
+
+    A model with a tower is served as its text where none does and the text can stand alone.
+    """
+    return _find_values(files_of(source)) is not None
+
+
+def _find_values(files: StoredFiles) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the file that says how images are made ready, and what it says; None for none."""
+    values = files.read_json(IMAGE_FILE)
+    if values:
+        return IMAGE_FILE, values
+    inner = files.read_json(PROCESSOR_FILE).get(_WITHIN)
+    return (PROCESSOR_FILE, inner) if isinstance(inner, dict) else None
+
+
 def read_image_settings(
     source: Source, *, side: int, places_max: int | None = None, tokens: int | None = None
 ) -> ImageSettings:
@@ -118,14 +144,11 @@ def read_image_settings(
             the file and the key.
     """
     files = files_of(source)
-    file, values = IMAGE_FILE, files.read_json(IMAGE_FILE)
-    if not values:
-        file = PROCESSOR_FILE
-        inner = files.read_json(PROCESSOR_FILE).get(_WITHIN)
-        if not isinstance(inner, dict):
-            problem = f"missing, and {PROCESSOR_FILE} has no {_WITHIN}: the model sees, and no file"
-            raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
-        values = inner
+    stated = _find_values(files)
+    if stated is None:
+        problem = f"missing, and {PROCESSOR_FILE} has no {_WITHIN}: the model sees, and no file"
+        raise InvalidModel(f"{problem} says how images are made ready", IMAGE_FILE)
+    file, values = stated
     reading = _Reading(file, values, side, tokens)
     if file != PROCESSOR_FILE and reading.pans:
         _Reading(PROCESSOR_FILE, files.read_json(PROCESSOR_FILE), side, tokens).check_places()

@@ -54,6 +54,7 @@ def facts_of(described: Description) -> ModelFacts:
         exact_values=sum(spec.values for spec in described.specs if spec.required and spec.exact),
         packable=_packable(described.specs, packed),
         sight=footprint.sight,
+        unseeing=described.unseeing,
     )
 
 

@@ -1,4 +1,8 @@
-"""What a model's headers and config.json say of its size, as far as a load's need follows. Pure."""
+"""What a model's headers and config.json say of its size, as far as a load's need follows.
+
+Invariants:
+- Pure but for `Division`, which is filled once: until then plans that need it say so.
+"""
 
 from __future__ import annotations
 
@@ -65,6 +69,65 @@ class Packable:
 
 
 @dataclass(frozen=True, slots=True)
+class Parts:
+    """What one rank has of a model, by how many share it."""
+
+    of_ranks: Mapping[int, ModelFacts] = field(default_factory=dict)
+    undivided: Mapping[tuple[int, Weights], str] = field(default_factory=dict)
+    """Why so many ranks cannot share it with its weights in a form."""
+
+
+class Undescribed(Exception):
+    """What ranks have of a model is needed, and nobody has described it: `division` can."""
+
+    def __init__(self, division: Division) -> None:
+        super().__init__("what ranks have of a model is not described yet")
+        self.division = division
+
+
+class Division:
+    """The parts of a model that ranks have: known, or described when a plan first needs them.
+
+    Describing them takes as long as describing the model, several times over, and most models are
+    never planned for ranks. All copies of a model's facts share one, which is filled once. Another
+    process gets what is known of it alone.
+    """
+
+    def __init__(self, parts: Parts | None = None) -> None:
+        """parts: None: not known yet."""
+        self._parts = parts
+        self.problem = ""
+        """Why it could not be described, if that was tried: no number of ranks is served then."""
+
+    def __reduce__(self) -> tuple[type[Division], tuple[Parts | None]]:
+        return Division, (None if self.problem else self._parts,)
+
+    @property
+    def described(self) -> bool:
+        """Whether its parts are known, or why there are none."""
+        return self._parts is not None
+
+    @property
+    def parts(self) -> Parts:
+        """The parts; raises Undescribed."""
+        if self._parts is None:
+            raise Undescribed(self)
+        return self._parts
+
+    def fill(self, parts: Parts, *, problem: str = "") -> None:
+        """Take what was described; or nothing, and why."""
+        self._parts, self.problem = parts, problem
+
+    async def describe(self) -> None:
+        """Have the parts described unless they are, by whoever can read the model's files."""
+        assert self.described, "whoever makes one that is not described says how"
+
+
+UNDIVIDED = Division(Parts())
+"""Of what no number of ranks can share."""
+
+
+@dataclass(frozen=True, slots=True)
 class ModelFacts:
     """What a model's headers and config.json say about its size.
 
@@ -100,20 +163,28 @@ class ModelFacts:
     """What is packed while loading, where that is asked for."""
     sight: SightSizes | None = None
     """How it sees; None: it reads text alone."""
-    parts: Mapping[int, ModelFacts] = field(default_factory=dict)
-    """What one rank has of it, by how many share it."""
-    undivided: Mapping[tuple[int, Weights], str] = field(default_factory=dict)
-    """Why so many ranks cannot share it with its weights in a form."""
+    unseeing: str = ""
+    """Why, where it has a tower; empty: it sees, or has none."""
+    division: Division = field(default=UNDIVIDED, compare=False, repr=False)
+    """What one of several ranks has of it."""
 
     def of_ranks(self, ranks: int) -> ModelFacts:
-        """Return the facts of what one of so many ranks has: of 1 all."""
-        return self if ranks == 1 else self.parts.get(ranks, self)
+        """Return the facts of what one of so many ranks has: of 1 all. Raises Undescribed."""
+        return self if ranks == 1 else self.division.parts.of_ranks.get(ranks, self)
 
     def division_problem(self, ranks: int, weights: Weights) -> str | None:
-        """Return why so many ranks cannot share it with its weights in a form, if they cannot."""
-        if ranks == 1 or (ranks in self.parts and (ranks, weights) not in self.undivided):
+        """Return why so many ranks cannot share it with its weights in a form, if they cannot.
+
+        Raises:
+            Undescribed: of more ranks than one, where nobody has described their parts.
+        """
+        if ranks == 1:
             return None
-        return self.undivided.get((ranks, weights), f"it is not divided over {ranks} ranks")
+        parts = self.division.parts
+        if ranks in parts.of_ranks and (ranks, weights) not in parts.undivided:
+            return None
+        default = self.division.problem or f"it is not divided over {ranks} ranks"
+        return parts.undivided.get((ranks, weights), default)
 
     def unpacked_of(self, weights: Weights) -> int:
         """Return the most values that are unpacked at once in such a life."""

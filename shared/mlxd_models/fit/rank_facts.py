@@ -7,19 +7,24 @@ from dataclasses import replace
 from mlxd_models.describe import Description
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_models.fit.described import facts_of, taken_of
-from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.facts import ModelFacts, Parts
 from mlxd_models.fit.shares import check_divides, rank_description
 from mlxd_shared import config
 from mlxd_shared.domain.errors import MlxdError
 from mlxd_shared.domain.requests import LoadSpec, Weights
 
 
-def facts_with_parts(described: Description) -> ModelFacts:
-    """Return the facts, with what a load makes of each tensor, and those of each rank's part.
+def whole_facts(described: Description) -> ModelFacts:
+    """Return the facts, with what a load makes of each tensor."""
+    return replace(facts_of(described), taken=taken_of(described))
 
-    What cannot be divided has no part, and the reason stands in its place.
+
+def parts_of_ranks(described: Description) -> Parts:
+    """Return the facts of each rank's part, by how many ranks there are.
+
+    What cannot be divided has no part, and the reason stands in its place. Takes as long as
+    `whole_facts` for each number of ranks, and longer.
     """
-    whole = replace(facts_of(described), taken=taken_of(described))
     parts: dict[int, ModelFacts] = {}
     undivided: dict[tuple[int, Weights], str] = {}
     for ranks in config.RANKS_SERVED:
@@ -29,12 +34,11 @@ def facts_with_parts(described: Description) -> ModelFacts:
         if problem:
             undivided |= {(ranks, weights): problem for weights in Weights}
             continue
-        part = rank_description(described, ranks)
-        parts[ranks] = replace(facts_of(part), taken=taken_of(part))
+        parts[ranks] = whole_facts(rank_description(described, ranks))
         for weights in ON_LOAD:
             if problem := _problem(described, weights, ranks):
                 undivided[ranks, weights] = problem
-    return replace(whole, parts=parts, undivided=undivided)
+    return Parts(parts, undivided)
 
 
 def _problem(described: Description, weights: Weights, ranks: int) -> str:

@@ -11,7 +11,7 @@ from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
 from mlxd_controller.core.phases import StopReason
 from mlxd_controller.core.report import report
-from mlxd_models.fit.facts import ModelFacts
+from mlxd_models.fit.facts import Division, ModelFacts, Parts
 from mlxd_models.fit.groups import group_of, groups_of
 from mlxd_models.fit.plan import Device
 from mlxd_shared import config
@@ -30,7 +30,7 @@ ONE = need_mib(PART, kind="cuda")
 def wide(ranks: int = 2, mib: int = PART) -> ModelFacts:
     """A model that so many ranks, and more, can share; a rank of so many has so much of it."""
     parts = {each: facts(mib * ranks // each) for each in (2, 4, 8) if each >= ranks}
-    return replace(facts(ranks * mib), parts=parts)
+    return replace(facts(ranks * mib), division=Division(Parts(parts)))
 
 
 def gpus(*rooms: float, node: str = "", first: int = 0) -> tuple[Device, ...]:
@@ -215,7 +215,8 @@ def test_what_ranks_cannot_share_is_refused_before_room_is_made() -> None:
     """Also where ranks and weights come from different requests: then no door has seen both."""
     talk = Conversation(*gpus(1, 1))
     talk.make_idle("m", PART)
-    packed = replace(wide(), undivided={(2, Weights.Q8): "no whole groups"})
+    parts = replace(wide().division.parts, undivided={(2, Weights.Q8): "no whole groups"})
+    packed = replace(wide(), division=Division(parts))
     ticket, wanted = talk.load("w", LoadSpec(ranks=2, weights=Weights.Q8), model=packed)
     assert isinstance(error := talk.refusal(ticket), InvalidRequest)
     assert "no whole groups" in error.describe()
@@ -231,8 +232,9 @@ def test_more_ranks_are_taken_for_a_useful_context() -> None:
     def longer(model: ModelFacts) -> ModelFacts:
         return replace(model, context_length_max=1 << 14, caches=caches)
 
-    parts = {ranks: longer(part) for ranks, part in wide().parts.items()}
-    model = replace(longer(wide()), parts=parts)
+    whole = wide()
+    parts = {ranks: longer(part) for ranks, part in whole.division.parts.of_ranks.items()}
+    model = replace(longer(whole), division=Division(Parts(parts)))
     talk = Conversation(*gpus(4, 4))
     talk.load("w", LoadSpec(), model=model)
     assert home(talk, "w") == "gpu0+gpu1"

@@ -104,6 +104,25 @@ async def test_a_digest_is_a_name_and_defaults_apply(seen: Followed, tmp_path: P
 
 
 @pytest.mark.asyncio
+async def test_a_node_describes_what_ranks_have_of_its_models(seen: Followed) -> None:
+    """Where the files are, when somebody needs it; what was described outlives a listing."""
+    store, calls = store_of(seen), seen.nodes.handles["a"].calls
+    facts = (await store.resolve("mine")).facts
+    assert "describe_ranks" not in calls
+    for _ in range(2):
+        await facts.division.describe()
+        store._due_s = 0.0
+        facts = (await store.resolve("mine")).facts
+    assert calls.count("describe_ranks") == 1
+    assert facts.of_ranks(2).elements < facts.elements
+
+    far = (await store.resolve("b:shared")).facts.division
+    seen.node("b").lose("cut")
+    await far.describe()
+    assert "no machine that has the model" in far.problem
+
+
+@pytest.mark.asyncio
 async def test_what_a_lost_node_has_said_stays_known(seen: Followed) -> None:
     """It may have been copied; a node that was never heard has nothing."""
     store, handles = store_of(seen), seen.nodes.handles

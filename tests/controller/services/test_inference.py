@@ -95,7 +95,8 @@ async def test_images_are_for_models_that_see() -> None:
     """Others refuse them before they are loaded, naming image and model; GetModel says who sees."""
     sight = SightSizes(token_id=5, tokens=4, side=2, hidden=16, pass_values=1)
     seeing = replace(facts(1), sight=sight)
-    store = FakeStore({"blind": ("b", facts(1)), "sees": ("s", seeing)})
+    bare = replace(facts(1), unseeing="a file is missing")
+    store = FakeStore({"blind": ("b", facts(1)), "bare": ("t", bare), "sees": ("s", seeing)})
     part = inference_pb2.ContentPart
     parts = [part(text="what is it?"), part(image=b"x"), part(image=b"y")]
     messages = [
@@ -108,6 +109,9 @@ async def test_images_are_for_models_that_see() -> None:
         assert isinstance(error, FieldNotServed)
         assert error.field == "chat.messages[1].parts[1].image"
         assert error.why == "blind does not see images"
+        error = await error_of(stack.inference.Generate(request("bare", chat=chat)))
+        assert isinstance(error, FieldNotServed)
+        assert error.why == "bare does not see images: a file is missing"
         assert not stack.workers.launcher.processes
         assert len(await stack.generate("sees", chat=chat)) == 4
         for name, sees in (("blind", False), ("sees", True)):

@@ -57,6 +57,9 @@ async def test_what_a_model_cannot_have_is_refused(tmp_path: Path) -> None:
     beyond = {"m": LoadSpec(context_length=1 << 20)}
     with pytest.raises(InvalidRequest, match=r'models."m": options.context_length: 1048576 is'):
         await check_load_defaults(beyond, library(tmp_path, beyond))
+    ranks = {"m": LoadSpec(ranks=8)}
+    with pytest.raises(InvalidRequest, match=r'models."m": options.ranks: 8: '):
+        await check_load_defaults(ranks, library(tmp_path, ranks))
     twice = {"m": SPEC, "n": SPEC}
     with pytest.raises(InvalidRequest, match=r"is the model of 'm' too"):
         await check_load_defaults(twice, library(tmp_path, twice))

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import json
+import pickle
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mlxd_controller.store.folder import READINGS_MAX, Readings
+from mlxd_controller.store.folder import READINGS_MAX, Readings, read_folder
+from mlxd_models.describe import Description
 from mlxd_models.families.foreign import FOREIGN, MLX_LM, parse_foreign
 from mlxd_models.families.foreign_parts import ForeignConfig, check_installed
+from mlxd_models.fit.facts import Parts, Undescribed
+from mlxd_models.fit.rank_facts import parts_of_ranks
 from mlxd_shared.config import STATUS_TEXT_BYTES_MAX
-from mlxd_shared.domain.errors import InvalidModel
+from mlxd_shared.domain.errors import InvalidModel, MachineShort
+from mlxd_shared.domain.requests import Weights
 from tests.support.made_stores import tensor_file
 from tests.support.tiny_model import write_tiny_model
 
@@ -75,6 +80,84 @@ async def test_readings_have_a_bound(tmp_path: Path) -> None:
 
     assert readings.last(tmp_path / "1") is None
     assert readings.last(first) is not None
+
+
+class Counting:
+    """Describes what ranks have, and counts how often."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def __call__(self, described: Description) -> Parts:
+        """Count, and describe."""
+        self.count += 1
+        return parts_of_ranks(described)
+
+
+@pytest.mark.asyncio
+async def test_ranks_are_described_when_they_are_needed_and_once(tmp_path: Path) -> None:
+    """Not by a reading; all who have the facts share what was described."""
+    folder, counting = write_tiny_model(tmp_path / "m"), Counting()
+    readings = Readings(describe_parts=counting)
+    first, second = await readings.read_good(folder), await readings.read_good(folder)
+    assert counting.count == 0
+    with pytest.raises(Undescribed):
+        first.facts.of_ranks(2)
+
+    await asyncio.gather(first.facts.division.describe(), second.facts.division.describe())
+    copied = replace(first.facts, context_length_max=1)
+    assert copied.of_ranks(2).elements < first.facts.elements
+    assert (await readings.read_good(folder)).facts.division.described
+    assert counting.count == 1
+
+
+@pytest.mark.asyncio
+async def test_ranks_of_a_model_that_has_changed_are_not_described(tmp_path: Path) -> None:
+    """They would be another model's; a reading of what is there now describes its own."""
+    folder, counting = write_tiny_model(tmp_path / "m"), Counting()
+    readings = Readings(describe_parts=counting)
+    facts = (await readings.read_good(folder)).facts
+    config = (folder / "config.json").read_text()
+    (folder / "config.json").unlink()
+    await facts.division.describe()
+    assert counting.count == 0
+    assert "config.json" in facts.division.problem or "changed" in facts.division.problem
+    assert facts.division.problem in (facts.division_problem(2, Weights.AUTO) or "")
+
+    (folder / "config.json").write_text(config)
+    now = (await readings.read_good(folder)).facts
+    await now.division.describe()
+    assert now.division_problem(2, Weights.AUTO) is None
+    assert counting.count == 1
+
+
+@pytest.mark.asyncio
+async def test_ranks_that_could_not_be_described_are_tried_again(tmp_path: Path) -> None:
+    """With the next reading, though no file has changed: the machine may have been short."""
+    folder, counting = write_tiny_model(tmp_path / "m"), Counting()
+    short = [MachineShort("open files", "reading a folder")]
+
+    def describe_parts(described: Description) -> Parts:
+        if short:
+            raise short.pop()
+        return counting(described)
+
+    readings = Readings(describe_parts=describe_parts)
+    facts = (await readings.read_good(folder)).facts
+    await facts.division.describe()
+    assert facts.division.problem
+    again = (await readings.read_good(folder)).facts
+    await again.division.describe()
+    assert again.division_problem(2, Weights.AUTO) is None
+
+
+def test_another_process_gets_what_is_known(tmp_path: Path) -> None:
+    """A fleet's machines send facts; how to describe the rest stays where the files are."""
+    facts = read_folder(write_tiny_model(tmp_path / "m")).facts
+    assert not pickle.loads(pickle.dumps(facts)).division.described
+    asyncio.run(facts.division.describe())
+    sent = pickle.loads(pickle.dumps(facts))
+    assert sent.of_ranks(2) == facts.of_ranks(2)
 
 
 def not_installed(config: Any) -> ForeignConfig:

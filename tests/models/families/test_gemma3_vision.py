@@ -16,7 +16,12 @@ from mlxd_models.families.sighted.gemma3 import (
 from mlxd_models.families.sighted.tower import SCORES_MAX, TowerActivation
 from mlxd_shared.config import IMAGE_WHOLE_TOKENS_MAX
 from mlxd_shared.domain.errors import InvalidModel
-from tests.support.gemma3_cases import BEHIND, PLACE, seeing_gemma3_config
+from tests.support.gemma3_cases import (
+    BEHIND,
+    PLACE,
+    panning_settings,
+    seeing_gemma3_config,
+)
 from tests.support.random_model import write_random_model
 from tests.support.tiny_model import write_json
 
@@ -77,6 +82,7 @@ def test_a_checkpoint_without_a_tower_is_the_text_alone(tmp_path: Path) -> None:
     """As mlx-lm converts them, whatever its config says of a tower; with a part of one it is not
     whole, and refused by what is missing."""
     folder = write_random_model(tmp_path / "whole", seeing_gemma3_config())
+    write_json(folder / "preprocessor_config.json", panning_settings(32))
     assert describe(folder).footprint.sight is not None
     text = {**seeing_gemma3_config()["text_config"], "architectures": ["Gemma3ForCausalLM"]}
     folder = write_random_model(tmp_path / "text", text)

@@ -11,9 +11,9 @@ import mlxd_shared
 from mlxd_models.describe import describe
 from mlxd_models.families.common.packing import Packing
 from mlxd_models.files.model_source import files_of
-from mlxd_models.fit.facts import Packable
+from mlxd_models.fit.facts import Division, Packable
 from mlxd_models.fit.options import check_options
-from mlxd_models.fit.rank_facts import facts_with_parts
+from mlxd_models.fit.rank_facts import parts_of_ranks, whole_facts
 from mlxd_shared.domain.errors import InvalidRequest
 from mlxd_shared.domain.requests import LoadSpec, SamplingOptions, Weights
 from tests.support.model_facts import facts
@@ -39,10 +39,11 @@ def test_only_a_models_own_facts_refuse_weights_and_tokens(spec: LoadSpec, field
 
 def test_ranks_that_cannot_share_a_model_are_refused_by_name() -> None:
     """By the reason that stands in the facts, for all weights or for a form of them; one may."""
-    demo = facts_with_parts(DEMO)
+    parts = parts_of_ranks(DEMO)
+    demo = replace(whole_facts(DEMO), division=Division(parts))
     for ranks in (1, 2, 4):
         check_options(demo, LoadSpec(ranks=ranks))
-    assert demo.parts[4].elements < demo.parts[2].elements < demo.elements
+    assert parts.of_ranks[4].elements < parts.of_ranks[2].elements < demo.elements
     for spec, named in (
         (LoadSpec(ranks=8), "num_key_value_heads"),
         (LoadSpec(ranks=2, weights=Weights.Q4), "q4"),

@@ -6,13 +6,14 @@ import json
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shutil import copy
 
 import mlx.core as mx
 import pytest
 
 from mlxd_models.describe import describe
 from mlxd_models.families.registry import REGISTRY
-from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.files.image_settings import IMAGE_FILE, read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared.config import IMAGE_PLACES_MAX
 from mlxd_worker.models.base import Model, Sighted
@@ -123,6 +124,7 @@ def test_experts_are_read_as_published(tmp_path: Path) -> None:
             published[f"{layer}.mlp.experts.gate_up_proj"] = both.swapaxes(1, 2)
     published = {name: mx.contiguous(values) for name, values in published.items()}
     other = write_model(tmp_path / "published", case.config, published)
+    copy(folder / IMAGE_FILE, other)
     models = (load(folder), load(other))
     logits = [read_whole(model, shown_by(model, folder, case)) for model in models]
     assert difference(*logits) < 1e-5

@@ -108,12 +108,13 @@ def test_features_have_an_account(hosted: Hosted) -> None:
     assert hosted.accounts() == dict.fromkeys(hosted.accounts(), 0)
 
 
-def test_a_model_that_does_not_say_how_it_sees_is_refused(hosted: Hosted) -> None:
-    """Before a weight is read, by the file that is missing; so is one whose token people write."""
+def test_a_model_that_does_not_say_how_it_sees_reads_text(hosted: Hosted) -> None:
+    """And knows which file is missing; one whose token people write is refused."""
     (hosted.folder / "preprocessor_config.json").rename(hosted.folder / "kept")
-    with pytest.raises(InvalidModel) as caught:
-        hosted.load()
-    assert caught.value.file == "preprocessor_config.json"
+    blind = hosted.load()
+    assert blind.sight is None
+    assert "preprocessor_config.json" in blind.unseeing
+    hosted.host.unload(ModelUnloaded("sees"))
     (hosted.folder / "kept").rename(hosted.folder / "preprocessor_config.json")
     config = hosted.folder / "config.json"
     said = config.read_text(encoding="utf-8")

@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
+from mlxd_models.files.image_settings import unseen
 from mlxd_shared import config
 from mlxd_shared.domain.chats import Chat, chat_images
 from mlxd_shared.domain.errors import FieldNotServed, InvalidRequest, NoChatTemplate
@@ -124,7 +125,7 @@ def _refuse_unseen(chat: Chat, loaded: Loaded) -> None:
     """
     if loaded.sight is None:
         for field, _ in chat_images(chat):
-            raise FieldNotServed(field, f"{loaded.job.name} does not see images")
+            raise FieldNotServed(field, unseen(loaded.job.name, loaded.unseeing))
 
 
 def _check_images(chat: Chat, loaded: Loaded) -> None:

@@ -69,6 +69,8 @@ class Loaded:
     """Whether it makes vectors of texts."""
     sight: Sight | None = None
     """How it sees images; None: it reads text alone."""
+    unseeing: str = ""
+    """Why, where it has a tower; empty: it sees, or has none."""
 
 
 @dataclass(frozen=True, slots=True)

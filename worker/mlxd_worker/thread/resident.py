@@ -95,9 +95,8 @@ def make_resident(
 ) -> Resident:
     """Load and warm up the model of `job`; `report` gets every step.
 
-    MLX's memory and pool are limited from then on, even after a failure: the caller lifts the
-    limits. `counts` counts the look-ups of prompts, `guesses` the guesses; `folder` is for blocks.
-    share: what of the model this rank has; None: all. readings: of the clock and of memory.
+    MLX's memory and pool are limited from then on, even after a failure: the caller lifts that.
+    counts: of look-ups, and of guesses. folder: for blocks. share: what this rank has; None: all.
 
     Raises:
         InvalidModel: the folder cannot be served; names the file and the field.
@@ -140,6 +139,7 @@ def make_resident(
         embeds=model.capabilities.embeds,
         embedding=read_embed_defaults(stored),
         sight=sight,
+        unseeing=files.unseeing,
     )
     make_engine = _engine_maker(passes, caches, facts, plan, readings)
     report(LoadProgress("warming up", read_nbytes, read_nbytes))

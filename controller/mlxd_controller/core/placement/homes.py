@@ -74,7 +74,7 @@ def plans_for(
 ) -> tuple[Plan, ...] | InvalidRequest | ModelTooLarge | NoRoom:
     """Return a plan for each device that can hold the model, at least one, in the devices' order.
 
-    Or why there is none: by the device that comes closest.
+    Or why there is none: by the device that comes closest. Raises Undescribed as `plans_of`.
     """
     try:
         plans = plans_of(model.facts, spec, devices, known=model.measured)
@@ -125,6 +125,7 @@ def plans_of(
     Raises:
         InvalidRequest: so many ranks as are asked for cannot share the model with its weights in
             that form, or there are not so many devices.
+        Undescribed: what ranks have of the model is needed, and not described yet.
     """
     if spec.ranks is not None:
         problem = facts.division_problem(spec.ranks, spec.weights)
@@ -133,10 +134,13 @@ def plans_of(
     lost: tuple[Plan, ...] = ()
     short: tuple[Plan, ...] = ()
     largest: tuple[Plan, ...] = ()
-    for ranks in _numbers_of_ranks(facts, spec):
+    for ranks in config.RANKS_SERVED if spec.ranks is None else (spec.ranks,):
         places = groups_of(devices, ranks)
         if spec.ranks is None and ranks > 1:  # on one memory more ranks hold no more
             places = tuple(place for place in places if not place.on_cpu)
+        # Asked last: what ranks have is described only where there are devices for them.
+        if not places or facts.division_problem(ranks, spec.weights) is not None:
+            continue
         planned = [(plan_load(facts, spec, place, known=known), place) for place in places]
         able = [pair for pair in planned if pair[0].need_bytes <= pair[1].budget_bytes]
         useful = [pair for pair in able if is_useful(pair[0], facts, spec)]
@@ -147,22 +151,11 @@ def plans_of(
         if not useful and not short:  # more ranks may have a longer context
             there = [pair for pair in able if not pair[1].lost]
             short = tuple(plan for plan, _ in there or able)
-        if planned:
-            largest = (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
+        largest = (max(planned, key=lambda pair: pair[1].budget_bytes)[0],)
     if not largest:
         problem = f"{spec.ranks}: no machine here has so many devices of one kind for them"
         raise InvalidRequest.of("options.ranks", problem)
     return lost or short or largest
-
-
-def _numbers_of_ranks(facts: ModelFacts, spec: LoadSpec) -> tuple[int, ...]:
-    if spec.ranks is not None:
-        return (spec.ranks,)
-    return tuple(
-        ranks
-        for ranks in config.RANKS_SERVED
-        if facts.division_problem(ranks, spec.weights) is None
-    )
 
 
 def homes_of(state: State, queued: Queued, line: Line) -> list[Home]:

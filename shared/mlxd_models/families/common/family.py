@@ -58,7 +58,8 @@ class Family(Generic[Config]):
     """Where what is stored is read by other rules than these: checks it all, nothing being read,
     and returns what will be made of it, packed as it will be."""
     blind: Family[Any] | None = None
-    """What a checkpoint is that has no tensor of the tower, as mlx-lm's converter leaves it."""
+    """What a checkpoint is that has no tensor of the tower, as mlx-lm's converter leaves it, or no
+    file that says how images are made ready: its text, which leaves a tower's tensors unread."""
     seeing: Callable[[Mapping[str, Any]], Family[Any] | None] | None = None
     """Of models that another library serves: which family serves such a config instead because it
     sees; None for one that does not."""

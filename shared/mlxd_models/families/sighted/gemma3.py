@@ -4,7 +4,8 @@ Invariants:
 - An image takes `mm_tokens_per_image` places: squares of patches, averaged behind the tower's last
   norm, then normed and projected. A template writes the token before them alone.
 - Places of one image see each other, both ways, in every layer; so a pass has all of them.
-- A checkpoint that holds nothing of a tower, as mlx-lm converts them, is the text alone.
+- A checkpoint that holds nothing of a tower, as mlx-lm converts them, is the text alone; so is one
+  without what says how images are made ready.
 """
 
 from __future__ import annotations

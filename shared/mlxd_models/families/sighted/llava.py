@@ -3,6 +3,8 @@
 Invariants:
 - An image takes as many places as the tower has patches; with the strategy `full` of a CLIP tower
   one more, for the row that stands before them.
+- A checkpoint without any tensor of the tower, or without what says how images are made ready, is
+  its text alone (`Family.blind`).
 - Features are rows of one layer as it leaves them: no norm comes between them and the projector.
 """
 
@@ -14,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors
-from mlxd_models.families.common.family import Family, Footprint, llama_footprint
+from mlxd_models.families.common.family import Family, Footprint, llama_family, llama_footprint
 from mlxd_models.families.common.fields import Fields
 from mlxd_models.families.common.sight_fields import VISION_CONFIG, place_token, tower_fields
 from mlxd_models.families.common.tensors import TensorSpec, linear_specs
@@ -97,14 +99,7 @@ class LlavaConfig:
 def parse_llava(config: Mapping[str, Any]) -> LlavaConfig:
     """Return the config of a `LlavaForConditionalGeneration`."""
     fields = Fields(config)
-    nested = text_config(ARCHITECTURE, config)
-    if nested is None:
-        raise fields.error(TEXT_CONFIG, "missing, or not an object")
-    kind = nested.get("model_type", "llama")
-    if kind not in _TEXTS:
-        problem = f"{kind!r} is not a text that is known here: {', '.join(sorted(_TEXTS))}"
-        raise fields.error(f"{TEXT_CONFIG}.model_type", problem)
-    parse, defaults = _TEXTS[kind]
+    text = _parse_text(config)
     seen = tower_fields(fields)
     layer = fields.values.get("vision_feature_layer", -2)
     if type(layer) is not int:
@@ -117,7 +112,6 @@ def parse_llava(config: Mapping[str, Any]) -> LlavaConfig:
     activation = fields.values.get("projector_hidden_act", TowerActivation.GELU.value)
     if activation not in tuple(TowerActivation):
         raise fields.error("projector_hidden_act", f"{activation!r} is not supported")
-    text = parse({**defaults, **nested})
     parsed = LlavaConfig(
         text=text,
         tower=parse_tower(seen, feature_layer=layer),
@@ -130,6 +124,19 @@ def parse_llava(config: Mapping[str, Any]) -> LlavaConfig:
         problem = f"an image takes {parsed.tokens} tokens, and at most {IMAGE_TOKENS_MAX}"
         raise fields.error(f"{VISION_CONFIG}.image_size", problem)
     return parsed
+
+
+def _parse_text(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the config of the text, which is of one of several kinds."""
+    fields, nested = Fields(config), text_config(ARCHITECTURE, config)
+    if nested is None:
+        raise fields.error(TEXT_CONFIG, "missing, or not an object")
+    kind = nested.get("model_type", "llama")
+    if kind not in _TEXTS:
+        problem = f"{kind!r} is not a text that is known here: {', '.join(sorted(_TEXTS))}"
+        raise fields.error(f"{TEXT_CONFIG}.model_type", problem)
+    parse, defaults = _TEXTS[kind]
+    return parse({**defaults, **nested})
 
 
 def llava_tensors(config: LlavaConfig) -> tuple[TensorSpec, ...]:
@@ -167,4 +174,5 @@ LLAVA: Final = Family(
     llava_footprint,
     "llava",
     llava_name,
+    blind=llama_family(_parse_text, name_of=text_name),
 )

@@ -19,6 +19,7 @@ from mlxd_models.families.sighted.qwen_parts import qwen_name
 from mlxd_models.families.sighted.seeing_qwen import (
     NestedText,
     SeeingQwen,
+    blind_of,
     put_together,
     with_sight,
 )
@@ -44,6 +45,10 @@ def parse_qwen2_5_vl(config: Mapping[str, Any]) -> Qwen25VlConfig:
     seen = tower_fields(fields)
     text = _TEXT.parse(_nest_text(fields))
     return put_together(fields, text, parse_windowed(seen), token_id=_TOKEN_DEFAULT)
+
+
+def _parse_blind(config: Mapping[str, Any]) -> DecoderConfig:
+    return _TEXT.parse_blind(_nest_text(Fields(config)).values)
 
 
 def _nest_text(fields: Fields) -> Fields:
@@ -73,4 +78,5 @@ QWEN2_5_VL: Final = Family(
     qwen2_5_vl_footprint,
     "qwen2_5_vl",
     qwen_name,
+    blind=blind_of(QWEN2, _parse_blind),
 )

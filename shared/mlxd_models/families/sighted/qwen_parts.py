@@ -94,6 +94,12 @@ def _without_axes(rope: Mapping[str, Any]) -> dict[str, Any]:
     return {**plain, **kinds}
 
 
+def qwen_text_name(name: str) -> str | None:
+    """Return what a stored tensor of the text is called here; None for the tower's, too."""
+    own = qwen_name(name)
+    return None if own is None or own.startswith(TOWER_PREFIX) else own
+
+
 def qwen_name(name: str) -> str | None:
     """Return what a stored tensor is called here; None for one that is left unread."""
     own = name.removeprefix("model.")

@@ -4,7 +4,8 @@ Invariants:
 - A text is read as it is where it stands alone, but that its heads turn by three axes.
 - Images keep their shape. The most places that one takes are `IMAGE_PLACES_MAX`, whatever a model's
   files allow.
-- A checkpoint without any tensor of a stacked tower is its text alone (`Family.blind`).
+- A checkpoint without any tensor of the tower, or without what says how images are made ready, is
+  its text alone (`Family.blind`).
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ from mlxd_models.families.sighted.qwen_parts import (
     Sections,
     nested_text,
     qwen_name,
+    qwen_text_name,
     take_sections,
     turn_by,
 )
@@ -136,8 +138,20 @@ def stacked_family(
     def footprint(config: Stacked[Text]) -> Footprint:
         return with_sight(text.alone.footprint(config.text), config, levels=config.tower.levels)
 
-    blind = replace(text.alone, parse=text.parse_blind, model_type="", name_of=qwen_name)
-    return Family(builder, parse, tensors, footprint, model_type, qwen_name, blind=blind)
+    return Family(
+        builder,
+        parse,
+        tensors,
+        footprint,
+        model_type,
+        qwen_name,
+        blind=blind_of(text.alone, text.parse_blind),
+    )
+
+
+def blind_of(alone: Family[Text], parse: Callable[[Mapping[str, Any]], Text]) -> Family[Text]:
+    """Return what a model is that does not see: its text, whose config `parse` finds."""
+    return replace(alone, parse=parse, model_type="", name_of=qwen_text_name)
 
 
 def with_sight(
