@@ -54,6 +54,8 @@ class Process:
     """What its prompts would cost again after a reload, as the last measurement told the core."""
     known: bool = False
     """Whether the last measurement told the core what it holds."""
+    told_bytes: int = 0
+    """What it told the core of that."""
 
 
 @dataclass(slots=True)

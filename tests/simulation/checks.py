@@ -181,7 +181,11 @@ class Checks(Judge):
             all_busy = any(all(books.leases.get(p.digest) for p in due[name]) for name in names)
             self.hold(all_busy, "the idle shrink before the busy")
             self.seen["shrink in use"] += 1
-        self.hold(action.target_bytes >= 0, "a target is a size")
+        lack_bytes = max(books.excess[name] for name in process.devices)
+        target_bytes = max(0, process.told_bytes - lack_bytes)
+        self.hold(action.target_bytes == target_bytes, "what each device lacks is given back")
+        if len(process.devices) > 1:
+            self.seen["shrink on several devices"] += 1
         self.seen["shrink"] += 1
         process.shrinking = process.is_reported = True
         process.told_at_s = now_s

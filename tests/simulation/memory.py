@@ -63,7 +63,7 @@ class Memory:
         for process in self._books.processes.values():
             process.known = process.stage is Stage.READY and process.alive
             if process.known:
-                arrays[process.number] = process.arrays_bytes
+                arrays[process.number] = process.told_bytes = process.arrays_bytes
                 prompts_s[process.number] = process.number * 7 % PROMPTS_S_MAX
             process.prompts_s = prompts_s.get(process.number, 0.0)
         for name in self._books.present:

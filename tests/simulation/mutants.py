@@ -214,6 +214,13 @@ MUTANTS = (
         seed=9,
     ),
     Mutant(
+        "a group gives back what the device lacks that lacks least",
+        "pressure.py",
+        "excess_bytes = max(\n",
+        "excess_bytes = min(\n",
+        seed=160,
+    ),
+    Mutant(
         "a load begins above the marks",
         "placing.py",
         "if fitting and turn.state.is_pressed(fitting[0].device):",

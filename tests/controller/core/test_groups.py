@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -10,7 +10,9 @@ from mlxd_controller.core import actions as a
 from mlxd_controller.core import events as ev
 from mlxd_controller.core import phases
 from mlxd_controller.core.phases import StopReason
+from mlxd_controller.core.placement.victims import GROUPS_SEARCHED, Short, cheapest
 from mlxd_controller.core.report import report
+from mlxd_controller.core.state import Model
 from mlxd_models.fit.facts import Division, ModelFacts, Parts
 from mlxd_models.fit.groups import group_of, groups_of
 from mlxd_models.fit.plan import Device
@@ -181,34 +183,75 @@ def test_pressure_on_one_device_has_the_group_shrink() -> None:
     assert ticket not in talk.answers
 
 
-def test_a_group_gives_back_what_each_of_its_devices_lacks() -> None:
+@pytest.mark.parametrize("lacks", [(150 * MIB, 300 * MIB), (300 * MIB, 150 * MIB)])
+def test_a_group_gives_back_what_each_of_its_devices_lacks(lacks: tuple[int, int]) -> None:
     """It is told once, of the device that lacks most, and is not unloaded for the other one."""
     talk = Conversation(*gpus(1, 1))
     talk.load("w", LoadSpec(), model=wide())
     talk.ready("w")
     held = talk.model("w").reserved_on("gpu1")
-    lacks = (50 * MIB, 300 * MIB)
     short = tuple(
         replace(each, usable_bytes=held - lack)
         for each, lack in zip(talk.state.devices, lacks, strict=True)
     )
     wanted = talk.send(ev.MemoryRead(short, {talk.worker("w"): held}))
+    assert talk.state.pressed == {"gpu0", "gpu1"}
     assert wanted == (a.Shrink(talk.worker("w"), "w", held - 300 * MIB),)
 
 
+def test_ranks_of_one_memory_give_back_a_part_each() -> None:
+    """What the memory lacks is divided between those that are there."""
+    talk = Conversation(device(2 * need_mib(PART)))
+    talk.load("m", LoadSpec(ranks=2), model=wide())
+    talk.ready("m")
+    held = talk.model("m").reserved_bytes // 2
+    short = (replace(talk.state.devices[0], usable_bytes=2 * held - 300 * MIB),)
+    wanted = talk.send(ev.MemoryRead(short, {talk.worker("m"): held}))
+    assert wanted == (a.Shrink(talk.worker("m"), "m", held - 150 * MIB),)
+
+
 def test_a_group_that_waits_for_memory_leaves_its_other_device_to_others() -> None:
-    """Where one of its devices is above its marks, what fits on the other one begins there."""
+    """Where one of its devices is above its marks, what fits on the other one begins there.
+
+    Also once it has been overtaken for long enough to have a claim on what comes free.
+    """
     talk = Conversation(*gpus(3, 3))
-    talk.make_idle("m", PART)
-    first, second = talk.state.devices
+    talk.serve("m", PART)
     assert home(talk, "m") == "gpu0"
-    held = talk.model("m").reserved_on("gpu0")
-    above = replace(first, usable_bytes=held - 10 * MIB)
-    talk.send(ev.MemoryRead((above, second), {talk.worker("m"): held}))
+    above = talk.state.devices[0].usable_bytes + 300 * MIB  # more than it was promised
+    talk.send(ev.MemoryRead(talk.state.devices, {talk.worker("m"): above}))
+    assert talk.state.pressed == {"gpu0"}
     talk.load("w", LoadSpec(ranks=2), model=wide(mib=10))
+    talk.wait(config.OVERTAKEN_MAX_S + 1)
     talk.arrive("late", PART // 4)
     assert talk.phase("w") is phases.Queued
     assert (talk.phase("late"), home(talk, "late")) == (phases.Loading, "gpu1")
+
+
+def test_victims_are_looked_for_on_so_many_groups() -> None:
+    """Of many groups those with most room are weighed, and each device alone; the rest are not."""
+    asked: set[str] = set()
+
+    class Watched(Model):
+        def reserved_on(self, device: str) -> int:
+            asked.add(device)
+            return super().reserved_on(device)
+
+    talk = Conversation(*gpus(1))
+    talk.make_idle("m", PART)
+    known = talk.model("m")
+    offered = [Watched(**{each.name: getattr(known, each.name) for each in fields(known)})]
+    devices = gpus(*[1] * 4 * GROUPS_SEARCHED, first=1)
+    groups = [group_of(devices[at : at + 2]) for at in range(0, len(devices), 2)]
+    alone = talk.state.devices[0]
+    shorts = [Short(each, MIB, 0) for each in (*groups, alone)]
+
+    chosen = cheapest(talk.state, offered, shorts)
+
+    assert chosen is not None
+    assert (chosen[0].name, [victim.digest for victim in chosen[1]]) == ("gpu0", ["m"])
+    weighed = {group.name for group in groups[:GROUPS_SEARCHED]}
+    assert asked == {*weighed, "gpu0"}
 
 
 def test_what_ranks_cannot_share_is_refused_before_room_is_made() -> None:
