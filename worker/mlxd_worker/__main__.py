@@ -6,6 +6,7 @@ import asyncio
 import gc
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -44,13 +45,14 @@ def main() -> None:
 def run(options: Options, *, make_host: MakeHost | None = None) -> ExitCode:
     """Run a worker to its end; every reason not to start goes to the ready pipe and the log."""
     sys.setswitchinterval(SWITCH_INTERVAL_S)
+    unwanted = threading.Event()
     try:
         backend = _prepare(options)
         if options.ranks > 1 and make_host is None:
-            make_host = _leader(options, backend.kind)
+            make_host = _leader(options, backend.kind, unwanted)
         gc.freeze()  # what was imported stays: a full collection would keep the engine waiting
         with asyncio.Runner(loop_factory=_loop_factory()) as runner:
-            return runner.run(serve(options, backend, make_host=make_host))
+            return runner.run(serve(options, backend, make_host=make_host, unwanted=unwanted))
     except MlxdError as error:
         reason = error.describe()
         _log.error("cannot start", error=type(error).__name__, reason=reason)
@@ -69,10 +71,11 @@ def _prepare(options: Options) -> Backend:
     return prepare_backend()
 
 
-def _leader(options: Options, kind: DeviceKind) -> MakeHost:
+def _leader(options: Options, kind: DeviceKind, unwanted: threading.Event) -> MakeHost:
     """Return what makes the host of several ranks, on the engine thread, where MLX may be.
 
-    This process's environment says from now on that it is the first of them.
+    This process's environment says from now on that it is the first of them. unwanted: is set once
+    the process is told to stop.
 
     Raises:
         BackendProblem: there are no such ranks here.
@@ -84,7 +87,7 @@ def _leader(options: Options, kind: DeviceKind) -> MakeHost:
     def make(device: DeviceKind) -> ModelHost:
         from mlxd_worker.distributed.leader import LeaderHost  # noqa: PLC0415 - imports MLX
 
-        return LeaderHost(device, group=group, arguments=arguments)
+        return LeaderHost(device, group=group, arguments=arguments, unwanted=unwanted)
 
     return make
 

@@ -2,7 +2,7 @@
 
 Invariants:
 - The ready line is written once: after the engine thread has MLX and the address is bound, or with
-  the reason why there will be none.
+  the reason why there will be none. A process that is told to stop before may write none.
 - However the process stops, no new stream is taken first, then those in flight get their grace,
   then the rest are told, then the engine thread is joined.
 """
@@ -16,6 +16,7 @@ import json
 import os
 import signal
 import tempfile
+import threading
 from dataclasses import dataclass, replace
 
 import grpc
@@ -67,11 +68,16 @@ class _End:
 
 
 async def serve(
-    options: Options, backend: Backend, *, make_host: MakeHost | None = None
+    options: Options,
+    backend: Backend,
+    *,
+    make_host: MakeHost | None = None,
+    unwanted: threading.Event,
 ) -> ExitCode:
     """Run the worker until it is told to stop, or its controller is gone, or the engine fails.
 
-    make_host: see `EngineThread`.
+    make_host: see `EngineThread`; may raise ShuttingDown once `unwanted` is set, which a signal
+    that ends the process does.
 
     Raises:
         MlxdError: it could not start; the ready line has not been written.
@@ -90,8 +96,12 @@ async def serve(
         _log.warning("the controller is gone", grace_s=grace_s)
         return grace_s
 
+    def on_signal() -> None:
+        unwanted.set()
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, on_signal)
     kind, folder = backend.kind, _folder_with_key(options)
     engine = EngineThread(
         device=kind, loop=loop, on_fault=on_fault, make_host=make_host, folder=folder
@@ -100,7 +110,8 @@ async def serve(
     async with contextlib.AsyncExitStack() as stack:
         engine.start()
         stack.push_async_callback(engine.stop)
-        await engine.ready()
+        if not await _has_host(engine, unwanted):
+            return ExitCode.OK
         health = Health()
         proof = Proof.make()
         server = new_server(health, security, proof)
@@ -136,6 +147,17 @@ async def serve(
         await loading
         await _stop(server, worker, health, end)
     return end.code
+
+
+async def _has_host(engine: EngineThread, unwanted: threading.Event) -> bool:
+    """Wait for the engine's host; return False if it was given up because it is unwanted."""
+    try:
+        await engine.ready()
+    except ShuttingDown:
+        if not unwanted.is_set():
+            raise
+        return False
+    return True
 
 
 def _folder_with_key(options: Options) -> DiskFolder | None:

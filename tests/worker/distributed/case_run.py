@@ -70,6 +70,7 @@ def refusals(model: Path) -> None:
     except MlxdError as error:
         tell({"load": error.describe()})
     formats = host.load(job_of(model), lambda _: None).constraints
+    tell([host.shrink(nbytes) for nbytes in ((1 << 63) - 1, 1 << 63, (1 << 64) - 1)])
     config.RANK_CHECK_STEPS = 1
     sinks = {name: Heard() for name in ("slow", "long", "served")}
     slow = formats.compile(ResponseFormat(FormatKind.REGEX, "[a-z ]{9}"))
@@ -106,6 +107,14 @@ def absent(model: Path) -> None:
     lead(2, module="tests.worker.distributed.absent")
 
 
+def early(model: Path) -> None:
+    """Meet a follower that gets a stop's signals first, and let it go."""
+    del model
+    host = lead(2, module="tests.worker.distributed.hit_early")
+    tell("met")
+    host.leave()
+
+
 def leaves(model: Path) -> None:
     """Stop an engine's thread, with which its followers end; all is quiet then."""
     del model
@@ -134,5 +143,5 @@ def leaves(model: Path) -> None:
 if __name__ == "__main__":
     logs.configure(level="info", fmt="json")  # not among the lines
     prepare_backend()
-    cases = {"refusals": refusals, "stands": stands, "absent": absent, "leaves": leaves}
+    cases = {each.__name__: each for each in (refusals, stands, absent, early, leaves)}
     cases[sys.argv[1]](Path(sys.argv[2]))

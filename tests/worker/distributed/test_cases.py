@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
+
+import pytest
 
 import mlxd_shared
 from mlxd_worker.process.exit_code import ExitCode
@@ -13,6 +16,16 @@ from tests.worker.fresh_process import environment
 
 DEMO = Path(mlxd_shared.__file__).parent / "demo_model"
 RUN_S = 120.0
+END_S = 30.0
+"""Well below what ranks have to meet."""
+HELD = """
+import signal, sys
+if "--rank" in sys.orig_argv:
+    print("held", file=sys.stderr, flush=True)
+    while True:
+        signal.pause()
+"""
+"""Keeps a follower from all that it would do."""
 
 
 def run_case(case: str, **environ: str) -> tuple[int, list[str], str]:
@@ -30,11 +43,14 @@ def run_case(case: str, **environ: str) -> tuple[int, list[str], str]:
 
 def test_refusals_leave_the_group_and_a_difference_ends_it() -> None:
     """A load that all refuse, a format whose mask takes too long, a stream that is too long for a
-    frame: each its own error. A rank whose state is another than the leader's ends all.
+    frame: each its own error. The largest targets of a shrink give nothing back. A rank whose state
+    is another than the leader's ends all.
     """
     code, lines, errors = run_case("refusals")
-    assert len(lines) == 2, errors
-    refused, streams = map(json.loads, lines)
+    assert len(lines) == 3, errors
+    refused, shrunk, streams = map(json.loads, lines)
+    assert len(shrunk) == 3
+    assert all(before == after > 0 for before, after in shrunk)
     assert refused["load"] == "none: missing"
     assert "response_format.regex: takes too long to follow" in streams["slow"]
     assert "at most 4096" in streams["long"]
@@ -56,6 +72,35 @@ def test_a_follower_that_ends_before_it_joins_ends_the_group() -> None:
     code, _, errors = run_case("absent")
     assert code == ExitCode.ENGINE_FAILED, errors
     assert "rank 1 is gone" in errors
+
+
+def test_a_stop_s_signals_end_no_follower_that_has_just_begun() -> None:
+    """They may go to all processes at once; the leader alone obeys, and its followers with it."""
+    code, lines, errors = run_case("early")
+    assert (code, lines) == (0, ['"met"']), errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_leader_is_stopped_before_its_ranks_meet(tmp_path: Path, number: signal.Signals) -> None:
+    """It ends well, and soon: not only once all are there, or were to be."""
+    (tmp_path / "sitecustomize.py").write_text(HELD)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "mlxd_worker", "--ranks", "2", "--listen", f"unix:{tmp_path}/s"],
+        env=environment(PYTHONPATH=tmp_path),
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stderr is not None
+    with process:
+        try:
+            assert "held\n" in iter(process.stderr.readline, "")
+            process.send_signal(number)
+            errors = process.stderr.read()  # its follower, which writes there, has ended, too
+            assert process.wait(END_S) == ExitCode.OK, errors
+            assert "cannot start" not in errors
+            assert "failed" not in errors
+        finally:
+            process.kill()
 
 
 def test_an_engine_that_stops_is_no_fault() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import threading
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_devices_are_given_out_where_nobody_can_count_them() -> None:
 def test_a_device_without_ranks_is_said_before_anything_is_started() -> None:
     """On the thread that prepares the worker, where it is a reason not to start."""
     with pytest.raises(BackendProblem, match="metal"):
-        _leader(parse_options(["--ranks", "2"]), DeviceKind.METAL)
+        _leader(parse_options(["--ranks", "2"]), DeviceKind.METAL, threading.Event())
 
 
 def test_where_ranks_are_has_no_name_on_disk() -> None:

@@ -10,6 +10,7 @@ import socket
 import sys
 
 from mlxd_shared.ops import logs
+from mlxd_worker.distributed.group import STOP_SIGNALS
 from mlxd_worker.machine.backend import prepare_backend
 from mlxd_worker.process.exit_code import ExitCode
 from mlxd_worker.process.interpreter import SWITCH_INTERVAL_S
@@ -27,7 +28,7 @@ def main() -> None:
     options = parser.parse_args()
     logs.configure(level=options.log_level, fmt=options.log_format)
     sys.setswitchinterval(SWITCH_INTERVAL_S)
-    for number in (signal.SIGTERM, signal.SIGINT):  # the leader ends first, and its followers then
+    for number in STOP_SIGNALS:  # held back until here: see `Followers`
         signal.signal(number, signal.SIG_IGN)
     end_with_parent()
     backend = prepare_backend()

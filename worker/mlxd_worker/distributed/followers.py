@@ -5,6 +5,7 @@ Invariants:
   process at once, and all others first. Nothing is tried again.
 - All say that they are about to join before anyone does: MLX holds the interpreter while it joins,
   and nothing but a timer outside the interpreter (`group.join_group`) ends a join then.
+- What a stop sends to all processes at once ends no follower, not even one that has just begun.
 """
 
 from __future__ import annotations
@@ -17,16 +18,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import NoReturn
 
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.errors import ShuttingDown
 from mlxd_shared.domain.figures import RankMemory
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.distributed.frames import FrameKind, Wire, WireBroken, memory_of
-from mlxd_worker.distributed.group import Group
+from mlxd_worker.distributed.group import STOP_SIGNALS, Group
 from mlxd_worker.distributed.patience import LOOK_S, Patience
 from mlxd_worker.process.exit_code import ExitCode
 
@@ -62,22 +64,35 @@ class Followers:
             with theirs:
                 command = [sys.executable, "-m", module, "--fd", str(theirs.fileno())]
                 command += ["--rank", str(rank), "--ranks", str(group.ranks), *arguments]
-                process = subprocess.Popen(
-                    command,
-                    env={**os.environ, **group.environment(rank)},
-                    pass_fds=[theirs.fileno(), *group.descriptors],
-                    stdin=subprocess.DEVNULL,
-                )
+                with _held_back(STOP_SIGNALS):
+                    process = subprocess.Popen(
+                        command,
+                        env={**os.environ, **group.environment(rank)},
+                        pass_fds=[theirs.fileno(), *group.descriptors],
+                        stdin=subprocess.DEVNULL,
+                    )
             self._processes.append(process)
             self.memory[rank] = RankMemory(pid=process.pid)
             self._wires[rank] = Wire(own)
             self._start(self._listen, rank)
         self._start(self._watch)
 
-    def gather(self) -> None:
-        """Wait until all are about to join; ends the process where one does not come to that."""
-        for _ in self._wires:
-            self._joining.get()
+    def gather(self, unwanted: threading.Event) -> None:
+        """Wait until all are about to join; ends the process where one does not come to that.
+
+        unwanted: is set once nobody wants them any more.
+
+        Raises:
+            ShuttingDown: that has been set; the followers are ended.
+        """
+        joining = 0
+        while joining < len(self._wires):
+            if unwanted.is_set():
+                self.give_up()
+                raise ShuttingDown
+            with suppress(queue.Empty):
+                self._joining.get(timeout=LOOK_S)
+                joining += 1
         self._patience.end()
 
     def meet(self) -> None:
@@ -180,6 +195,16 @@ class Followers:
         while not self._given_up.wait(LOOK_S):
             if problem := self._patience.look(time.monotonic()):
                 self.fail(problem)
+
+
+@contextmanager
+def _held_back(numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Have what is started here begin with signals held back: they are dropped once ignored."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, numbers)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 def _code_of(process: subprocess.Popen[bytes]) -> int | None:

@@ -39,6 +39,8 @@ _HEAD: Final = struct.Struct(">BI")
 _REAL: Final = struct.Struct(">d")
 _WHOLE: Final = struct.Struct(">q")
 _MEMORY: Final = struct.Struct(">5q")
+WHOLE_MAX: Final = (1 << 63) - 1
+"""The largest number that a frame has room for."""
 
 
 class FrameKind(IntEnum):
@@ -128,7 +130,7 @@ def real_of(frame: Frame) -> float:
 
 
 def pack_whole(value: int) -> bytes:
-    """Return a number of bytes, or of a stream, as a body."""
+    """Return a number of bytes, or of a stream, as a body; at most `WHOLE_MAX`."""
     return _WHOLE.pack(value)
 
 

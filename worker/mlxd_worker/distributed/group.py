@@ -14,6 +14,7 @@ from __future__ import annotations
 import faulthandler
 import json
 import os
+import signal
 import socket
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
     from mlxd_worker.models.weights.shards import Share
 
 LOOPBACK = "127.0.0.1"
+STOP_SIGNALS: Final = (signal.SIGTERM, signal.SIGINT)
+"""They may go to every process of a group, and are the leader's to obey: followers end after it."""
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 STDERR: Final = 2
 

@@ -12,6 +12,7 @@ Invariants:
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
@@ -30,6 +31,7 @@ from mlxd_shared.domain.figures import LoadProgress, RankMemory
 from mlxd_worker.distributed.checks import mark_of
 from mlxd_worker.distributed.followers import Followers
 from mlxd_worker.distributed.frames import (
+    WHOLE_MAX,
     FrameKind,
     pack_load,
     pack_real,
@@ -92,16 +94,19 @@ class LeaderHost(ModelHost):
         group: Group,
         module: str = FOLLOWER,
         arguments: Sequence[str] = (),
+        unwanted: threading.Event | None = None,
     ) -> None:
         """Start the followers and meet them; this process's environment says that it is rank 0.
 
-        module: what followers run. arguments: further ones of their command line.
+        module: what followers run. arguments: further ones of their command line. unwanted: is set
+        once nobody wants the ranks any more; that counts until all are about to join.
 
         Raises:
             BackendProblem: the ranks do not meet.
+            ShuttingDown: they are unwanted.
         """
         self._followers = Followers(group, module, arguments)
-        self._followers.gather()
+        self._followers.gather(unwanted or threading.Event())
         try:
             share = join_group(0, group.ranks, device)
         except BackendProblem:
@@ -143,6 +148,7 @@ class LeaderHost(ModelHost):
 
     def shrink(self, target_nbytes: int) -> tuple[int, int]:
         """Have each rank release what this one does."""
+        target_nbytes = min(target_nbytes, WHOLE_MAX)  # nobody holds more: all of it may stay
         with self._call(FrameKind.SHRINK, pack_whole(target_nbytes)):
             return super().shrink(target_nbytes)
 

@@ -75,6 +75,18 @@ def _import_host(device: DeviceKind, *, folder: DiskFolder | None = None) -> Mod
     return ModelHost(device=device, folder=folder)
 
 
+def _reason_of(error: BaseException, *, was_made: bool) -> MlxdError:
+    """Return what those are told who wait; say what failed, if anything did.
+
+    was_made: whether there was a host. Why there is none is for whoever waits for one.
+    """
+    if isinstance(error, ShuttingDown) and not was_made:
+        return error
+    error_id = uuid.uuid4().hex[:12]
+    _log.critical("the engine failed", error_id=error_id, exc_info=error)
+    return error if isinstance(error, MlxdError) and not was_made else InternalError(error_id)
+
+
 class EngineThread:
     """The engine's thread and its mailbox; made, started and used on the event loop."""
 
@@ -118,7 +130,7 @@ class EngineThread:
         """Wait until the thread has imported MLX and made its host.
 
         Raises:
-            MlxdError: the host could not be made, for that reason.
+            ShuttingDown: it was given up. MlxdError: it could not be made, for that reason.
             InternalError: that failed otherwise.
         """
         await self._call(lambda _: None)
@@ -247,11 +259,7 @@ class EngineThread:
             host = self._make_host(self._device)
             self._serve(host)
         except BaseException as error:  # noqa: BLE001 - reported once
-            error_id = uuid.uuid4().hex[:12]
-            _log.critical("the engine failed", error_id=error_id, exc_info=error)
-            reason: MlxdError = InternalError(error_id)
-            if host is None and isinstance(error, MlxdError):
-                reason = error  # why there is no host here, for whoever waits for one
+            reason = _reason_of(error, was_made=host is not None)
             try:
                 self._end(host, reason)
                 if host is not None:
