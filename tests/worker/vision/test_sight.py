@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mlxd_models.files.image_settings import ImageSettings
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest
-from mlxd_worker.cache.prefix.images import IMAGE_BEGINS, OF_IMAGE, whole_images
-from mlxd_worker.cache.prefix.trie_node import key_of
+from mlxd_worker.cache.prefix.images import (
+    IMAGE_BEGINS,
+    OF_IMAGE,
+    SCANNED_TOKENS,
+    whole_images,
+)
+from mlxd_worker.cache.prefix.trie_node import TOKEN_NBYTES, Key, key_of
 from mlxd_worker.vision.sight import Sight, check_placeholder, key_of_image, place_images
 
 SIZES = SightSizes(token_id=5, tokens=3, side=2, hidden=4, pass_values=1)
@@ -46,6 +53,31 @@ def test_a_look_up_ends_at_no_part_of_an_image() -> None:
     placed = place_images([1, 5, 5, 9], [A, B], SIZES)
     key = key_of(placed.keys)
     assert [whole_images(key, count) for count in range(9)] == [0, 1, 1, 1, 4, 4, 4, 7, 8]
+
+
+class Counted(bytes):
+    """A key that counts how many parts were taken out of it, and of how many tokens in all."""
+
+    parts = tokens = 0
+
+    def __getitem__(self, at: Any) -> Any:
+        taken = super().__getitem__(at)
+        self.parts += 1
+        self.tokens += len(taken) // TOKEN_NBYTES
+        return taken
+
+
+@pytest.mark.parametrize("tokens", [1, SCANNED_TOKENS, 3 * SCANNED_TOKENS])
+def test_an_image_is_walked_over_in_few_steps(tokens: int) -> None:
+    """However many tokens it has, a step takes SCANNED_TOKENS, and text behind it takes one."""
+    text = (7, 8)
+    key = Counted(key_of((*text, *key_of_image(b"a" * 32, tokens), *text)))
+    assert whole_images(Key(key), len(text) + tokens - 1) == len(text)
+    assert key.parts <= -(-tokens // SCANNED_TOKENS) + 1
+    assert key.tokens <= tokens + SCANNED_TOKENS
+    key.parts = 0
+    assert whole_images(Key(key), len(text) + tokens + 1) == len(text) + tokens + 1
+    assert key.parts == 1
 
 
 def test_what_stands_for_an_image_is_a_control_token() -> None:
