@@ -18,6 +18,7 @@ import os
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from mlxd_controller.fleet.errors import EpochPassed, close_answer
@@ -167,13 +168,9 @@ class NodeAgent:
         """
         assert self._probe is not None
         living = {k: w for k, w in self._workers.items() if w.exit_code is None}
-        pids = [
-            pid
-            for incarnation, worker in living.items()
-            for pid in (family_of(worker.pid) if incarnation in self._of_ranks else (worker.pid,))
-        ]
+        of_ranks = {worker.pid: k in self._of_ranks for k, worker in living.items()}
         try:
-            self._measured = await asyncio.to_thread(self._measure, self._probe, pids)
+            self._measured = await asyncio.to_thread(self._measure, self._probe, of_ranks)
         except OSError as error:  # no file can be opened just now: the last figures stay in force
             _log.warning("memory cannot be measured", reason=error.strerror)
             if self._measured is None:
@@ -181,8 +178,13 @@ class NodeAgent:
         output = tuple(_output(living[k], begin) for k, begin in read.items() if k in living)
         return replace(self._measured, output=output)
 
-    def _measure(self, probe: DeviceProbe, pids: list[int]) -> NodeReport:
-        """Return the node's figures. Blocks: it reads files of the system's."""
+    def _measure(self, probe: DeviceProbe, of_ranks: Mapping[int, bool]) -> NodeReport:
+        """Return the node's figures. Blocks: it reads files of the system's.
+
+        of_ranks: whether a worker has several ranks, which are its children, by its process id.
+        """
+        families = (family_of(pid) if several else (pid,) for pid, several in of_ranks.items())
+        pids = list(chain.from_iterable(families))
         return NodeReport(
             version=self._version,
             devices=tuple(

@@ -28,6 +28,7 @@ from mlxd_shared.ops.backends import installed_versions
 from mlxd_shared.ops.logs import get_logger
 
 CGROUP_ROOT = Path("/sys/fs/cgroup")
+PROC_ROOT = Path("/proc")
 VMSTAT = Path("/proc/vmstat")
 METAL_SHARE = 0.75
 """The most of unified memory that Metal recommends to keep resident."""
@@ -161,15 +162,14 @@ def resident_bytes(pids: Iterable[int]) -> int:
     return total
 
 
-def family_of(pid: int) -> tuple[int, ...]:
+def family_of(pid: int, *, root: Path = PROC_ROOT) -> tuple[int, ...]:
     """Return the ids of a process and of those that it has started; () once it has ended.
 
-    Linux lists them by thread; elsewhere every process of the machine is read.
+    Linux lists them by thread, below `root`; elsewhere every process of the machine is read.
     """
     try:
-        lists = [
-            (thread / "children").read_text() for thread in Path(f"/proc/{pid}/task").iterdir()
-        ]
+        threads = (root / f"{pid}" / "task").iterdir()
+        lists = [(thread / "children").read_text() for thread in threads]
         return (pid, *(int(child) for listed in lists for child in listed.split()))
     except OSError:  # no such list here, or a thread of it has just ended
         pass

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
+import threading
+from typing import ClassVar
+
 import pytest
 
 from mlxd_controller.fleet.agent import NodeAgent
@@ -47,4 +52,32 @@ async def test_what_was_never_measured_is_an_error_with_a_name() -> None:
         answer = await agent.call("report", 1, {})
     assert isinstance(answer, Failed)
     assert answer.kind == "MachineShort"
+    await agent.call("release", 1)
+
+
+class Watched(int):
+    """A process id that notes the threads on which it becomes a name of the system's."""
+
+    threads: ClassVar[set[threading.Thread]] = set()
+
+    def __format__(self, spec: str) -> str:
+        self.threads.add(threading.current_thread())
+        return super().__format__(spec)
+
+
+@pytest.mark.asyncio
+async def test_ranks_are_looked_up_beside_the_event_loop() -> None:
+    """All that a worker of ranks has started counts as the controller's own."""
+    machine = FakeMachine()
+    agent = NodeAgent("a", "127.0.0.1", machine=machine)
+    await agent.call("take", 1, OPTIONS)
+    for incarnation, device in (("one", "gpu0"), ("two", "gpu0+gpu1")):
+        await agent.call("launch", 1, "m", incarnation, device)
+    child = await asyncio.create_subprocess_exec("cat", stdin=asyncio.subprocess.PIPE)
+    machine.workers.processes[1].pid = Watched(os.getpid())
+    assert isinstance(await agent.call("report", 1, {}), NodeReport)
+    await child.communicate(b"")
+    assert {machine.workers.processes[0].pid, os.getpid(), child.pid} <= {*machine.memory.pids}
+    assert Watched.threads
+    assert threading.current_thread() not in Watched.threads
     await agent.call("release", 1)

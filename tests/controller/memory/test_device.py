@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,10 +12,12 @@ import psutil
 import pytest
 
 from mlxd_controller.memory.device import (
+    PROC_ROOT,
     CgroupMemory,
     CudaProbe,
     HostProbe,
     cgroup_memory,
+    family_of,
     make_device,
     resident_bytes,
     usage_of,
@@ -25,6 +29,16 @@ from mlxd_shared.domain.devices import DeviceKind
 
 NO_PROCESS = 2**22 + 1
 LOOKS = 50
+PARENT = """
+import subprocess, sys, threading
+def start():
+    with subprocess.Popen(["cat"], stdin=sys.stdin) as child:
+        print(child.pid, flush=True)
+thread = threading.Thread(target=start)
+thread.start()
+thread.join()
+"""
+"""Starts one on a thread of its own, and ends with it once there is no more input."""
 
 
 def write(root: Path, files: dict[str, str]) -> Path:
@@ -146,6 +160,32 @@ def test_a_process_that_is_gone_holds_nothing() -> None:
     """It may end between two looks."""
     assert resident_bytes([NO_PROCESS]) == 0
     assert resident_bytes([os.getpid(), NO_PROCESS]) > 0
+
+
+def test_a_family_is_what_linux_lists_by_thread(tmp_path: Path) -> None:
+    """A few small files are read, and the machine's other processes are not."""
+    lists = {
+        f"{NO_PROCESS}/task/{NO_PROCESS}/children": "7 8 ",
+        f"{NO_PROCESS}/task/9/children": "6",
+    }
+    family = family_of(NO_PROCESS, root=write(tmp_path, lists))
+    assert family[0] == NO_PROCESS
+    assert sorted(family[1:]) == [6, 7, 8]
+
+
+@pytest.mark.parametrize("listed", [True, False], ids=["listed", "looked for"])
+def test_children_of_every_thread_are_family(tmp_path: Path, *, listed: bool) -> None:
+    """Also where nothing is listed; what has ended has no family."""
+    its = subprocess.Popen(
+        [sys.executable, "-c", PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    root = PROC_ROOT if listed else tmp_path
+    with its:
+        assert its.stdout is not None
+        child = int(its.stdout.readline())
+        assert family_of(its.pid, root=root) == (its.pid, child)
+        its.communicate("")
+    assert family_of(its.pid, root=root) == ()
 
 
 def test_the_system_tells_what_a_process_uses() -> None:
