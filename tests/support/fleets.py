@@ -14,6 +14,7 @@ from mlxd_controller.fleet.files import NodeFiles
 from mlxd_controller.fleet.launcher import FleetProcess
 from mlxd_controller.fleet.node import Node
 from mlxd_controller.fleet.probe import Fleet
+from mlxd_controller.pulling.room import FreeOf, free_nbytes
 from mlxd_controller.runtime.ports import Holding, ModelRef
 from mlxd_controller.settings import Limits, StorePlaces
 from mlxd_models.fit.plan import Device
@@ -29,10 +30,17 @@ LIMIT_S = 60.0
 class Blind(NodeFiles):
     """A machine that does not see the controller's disk, and has no stores but those of a test."""
 
-    def __init__(self, folder: Path, own: Path | None = None, *, hub: Path | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        own: Path | None = None,
+        *,
+        hub: Path | None = None,
+        free_of: FreeOf = free_nbytes,
+    ) -> None:
         """Keep copies in `folder`; models lie in `own`, and in the hub's cache `hub`."""
         self._places = StorePlaces(models_dir=own, hub_cache=hub)
-        super().__init__(folder)
+        super().__init__(folder, free_of=free_of)
 
     @property
     def stores(self) -> StorePlaces:

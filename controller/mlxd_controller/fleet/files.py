@@ -10,6 +10,7 @@ Invariants:
   copy that was cut off goes on at the byte where it ended. The digest covers small files whole and
   a sample of each tensor (mlxd_models.files.digest).
 - What this machine's disk refuses is told as an error of the copy, never raised as the system's.
+- Of the disk as much stays free as pulls leave (`pulling.room`).
 - A file is written in order, at most FLEET_CHUNK_BYTES at a time, within the size announced for it.
 """
 
@@ -27,6 +28,7 @@ from typing import TypeVar
 
 from mlxd_controller.fleet.facts import NO_STORES, FileFact
 from mlxd_controller.fleet.offers import hash_file
+from mlxd_controller.pulling.room import FreeOf, check_reserve, check_room, free_nbytes
 from mlxd_controller.runtime.ports import ModelRef
 from mlxd_controller.settings import StorePlaces
 from mlxd_controller.store.model_library import Library
@@ -42,7 +44,6 @@ from mlxd_shared.domain.errors import (
     PullFailed,
     StoreFull,
 )
-from mlxd_shared.domain.units import format_bytes
 
 PART = ".part"
 _FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
@@ -67,9 +68,16 @@ class NodeFiles:
     Where the disk refuses, all methods raise StoreFull, MachineShort or PullFailed.
     """
 
-    def __init__(self, folder: Path | None = None, stores: StorePlaces = NO_STORES) -> None:
+    def __init__(
+        self,
+        folder: Path | None = None,
+        stores: StorePlaces = NO_STORES,
+        *,
+        free_of: FreeOf = free_nbytes,
+    ) -> None:
         """Keep copies in `folder`; None: in the user's caches. `stores` are looked into."""
         self.stores = stores
+        self._free_of = free_of
         self._folder = folder
         self._library: tuple[StorePlaces, Library] | None = None
         self._copies: dict[str, _Copying] = {}
@@ -122,10 +130,10 @@ class NodeFiles:
 
         Raises:
             InvalidRequest: a name that leads elsewhere, or too many files.
-            StoreFull: the disk has no room for the rest beside PULL_RESERVE_BYTES.
+            StoreFull: the disk has no room for the rest beside the reserve of pulls.
         """
         self._copies[digest] = _Copying(tuple(files))
-        return await _on_disk(lambda: _begin(self._part(digest), files))
+        return await _on_disk(lambda: _begin(self._part(digest), files, self._free_of))
 
     async def write(self, digest: str, number: int, offset: int, chunk: bytes) -> None:
         """Append a part to a file of a copy.
@@ -133,12 +141,13 @@ class NodeFiles:
         Raises:
             InvalidRequest: it does not follow what is here, or passes the file's size; or no copy
                 was begun that has such a file.
+            StoreFull: it would take of the reserve of pulls; what has arrived stays.
         """
         fact = self._fact_of(digest, number)
         if len(chunk) > config.FLEET_CHUNK_BYTES:
             raise InvalidRequest.of("chunk", f"over {config.FLEET_CHUNK_BYTES} bytes")
-        path = self._part(digest) / fact.name
-        await _on_disk(lambda: _append(path, fact, offset, chunk))
+        part = self._part(digest)
+        await _on_disk(lambda: _append(part, fact, offset, chunk, self._free_of))
 
     async def check(self, digest: str, number: int, sha256: str) -> None:
         """Compare a file of a copy that is all here with its source.
@@ -216,7 +225,7 @@ def is_there(path: Path, digest: str) -> bool:
         return False
 
 
-def _begin(part: Path, files: Sequence[FileFact]) -> tuple[int, ...]:
+def _begin(part: Path, files: Sequence[FileFact], free_of: FreeOf) -> tuple[int, ...]:
     if len(files) > config.FLEET_FILES_MAX:
         raise InvalidRequest.of("files", f"over {config.FLEET_FILES_MAX}")
     for fact in files:
@@ -225,12 +234,7 @@ def _begin(part: Path, files: Sequence[FileFact]) -> tuple[int, ...]:
     part.mkdir(mode=0o700, parents=True, exist_ok=True)
     here = tuple(_size(part / fact.name, fact) for fact in files)
     rest = sum(fact.nbytes for fact in files) - sum(here)
-    free = shutil.disk_usage(part).free
-    if rest and rest + config.PULL_RESERVE_BYTES > free:
-        raise StoreFull(
-            f"{format_bytes(rest)} are to be copied, the node's disk has {format_bytes(free)}, "
-            f"and {format_bytes(config.PULL_RESERVE_BYTES)} stay in reserve"
-        )
+    check_room(_disk_of(part), free_of(part), rest)
     for fact in files:
         path = part / fact.name
         path.parent.mkdir(mode=0o700, exist_ok=True)
@@ -249,11 +253,17 @@ def _size(path: Path, fact: FileFact) -> int:
     return nbytes
 
 
-def _append(path: Path, fact: FileFact, offset: int, chunk: bytes) -> None:
+def _disk_of(part: Path) -> str:
+    return f"the node's disk of {part.parent}"
+
+
+def _append(part: Path, fact: FileFact, offset: int, chunk: bytes, free_of: FreeOf) -> None:
+    path = part / fact.name
     here = path.stat().st_size
     if here != offset or offset + len(chunk) > fact.nbytes:
         limit = f"{fact.name}: {here} of {fact.nbytes} bytes are there"
         raise InvalidRequest.of("offset", f"{offset} + {len(chunk)}, but {limit}")
+    check_reserve(_disk_of(part), free_of(part) - len(chunk))
     with path.open("ab") as file:
         file.write(chunk)
 

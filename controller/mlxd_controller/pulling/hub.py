@@ -22,14 +22,14 @@ from typing import Any, BinaryIO
 from mlxd_controller.pulling.choosing import RemoteFile, check_names, choose_needed
 from mlxd_controller.pulling.hub_api import Hub, RemotePart, error_of_system
 from mlxd_controller.pulling.leftovers import drop_leftovers
+from mlxd_controller.pulling.room import FreeOf, check_reserve, check_room, free_nbytes
 from mlxd_controller.pulling.wanted import Wanted
 from mlxd_models.files.digest import model_digest
 from mlxd_models.files.model_files import parse_json_object, read_file
 from mlxd_models.files.weights import INDEX_FILE
-from mlxd_shared.config import PULL_RESERVE_BYTES, SAFETENSORS_HEADER_BYTES_MAX
-from mlxd_shared.domain.errors import InvalidModel, PullFailed, PullInterrupted, StoreFull
+from mlxd_shared.config import SAFETENSORS_HEADER_BYTES_MAX
+from mlxd_shared.domain.errors import InvalidModel, PullFailed, PullInterrupted
 from mlxd_shared.domain.pulls import PulledModel, PullPhase, PullProgress
-from mlxd_shared.domain.units import format_bytes
 
 UNFINISHED = ".mlxd-unfinished"
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -38,15 +38,6 @@ _SHA256_CHARS = 64
 
 Report = Callable[[PullProgress], None]
 """Called with each step, some of them every few megabytes."""
-
-
-FreeOf = Callable[[Path], int]
-"""Returns the bytes that are free where a folder is or would be."""
-
-
-def free_nbytes(folder: Path) -> int:
-    """Return the bytes that are free where a folder is or would be."""
-    return shutil.disk_usage(_existing_parent(folder)).free
 
 
 def pull(hub: Hub, wanted: Wanted, report: Report, *, free_of: FreeOf = free_nbytes) -> PulledModel:
@@ -109,6 +100,7 @@ class _Pull:
         self._commit = commit
         self._report = report
         self._folder = wanted.folder
+        self._disk = f"the disk of {self._folder}"
         self._blobs = self._folder / "blobs"
         self.snapshot = self._folder / "snapshots" / commit
         self._total = 0
@@ -133,13 +125,7 @@ class _Pull:
         """
         self._total, self._here = sum(file.nbytes for file in chosen), 0
         missing = sum(map(self._missing_nbytes, chosen))
-        free = self._free_of(self._folder)
-        if missing and missing + PULL_RESERVE_BYTES > free:
-            raise StoreFull(
-                f"the disk of {self._folder} has {format_bytes(free)} free, "
-                f"{format_bytes(missing)} are needed, and {format_bytes(PULL_RESERVE_BYTES)} "
-                "stay in reserve"
-            )
+        check_room(self._disk, self._free_of(self._folder), missing)
 
     def fetch(self, file: RemoteFile) -> None:
         """Ensure that a file is in the snapshot."""
@@ -180,13 +166,8 @@ class _Pull:
         Raises:
             StoreFull: less than PULL_RESERVE_BYTES is free.
         """
-        free = self._free_of(self._folder)
-        if self._total and free < PULL_RESERVE_BYTES:
-            raise StoreFull(
-                f"the disk of {self._folder} has {format_bytes(free)} free, and "
-                f"{format_bytes(PULL_RESERVE_BYTES)} stay in reserve; what has arrived stays for "
-                "the next pull"
-            )
+        if self._total:
+            check_reserve(self._disk, self._free_of(self._folder))
 
     def _tell(self, phase: PullPhase, file: RemoteFile, before: int) -> None:
         """Report a step; `before` are the bytes of all files before this one."""
@@ -289,7 +270,3 @@ def hash_like(content: str, stream: BinaryIO) -> str:
     while part := stream.read(_HASHED_BYTES):
         hasher.update(part)
     return hasher.hexdigest()
-
-
-def _existing_parent(path: Path) -> Path:
-    return next(parent for parent in (path, *path.parents) if parent.exists())

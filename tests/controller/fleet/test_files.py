@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import AsyncIterator
 from contextlib import aclosing
 from pathlib import Path
@@ -244,12 +243,28 @@ async def test_bounds_of_a_copy(node: Node) -> None:
 
 
 @pytest.mark.asyncio
-async def test_a_copy_leaves_the_disk_its_reserve(node: Node, tmp_path: Path) -> None:
-    """As a download does; what is all there already needs none."""
-    nbytes = max(shutil.disk_usage(tmp_path).free - config.PULL_RESERVE_BYTES // 2, 1)
-    with pytest.raises(StoreFull, match="stay in reserve"):
-        await node.begin_copy(DIGEST, (FileFact("config.json", nbytes),))
-    assert await node.begin_copy(DIGEST, (FileFact("empty.json", 0),)) == (0,)
+async def test_a_copy_leaves_the_disk_its_reserve(model: Path, copies: Path) -> None:
+    """As a pull does: before it begins, and where others fill the disk; what has arrived stays."""
+    free = [config.PULL_RESERVE_BYTES + 3]
+    async with nodes_of(FAKE) as nodes:
+        nodes.files["a"] = Blind(copies, free_of=lambda _: free[0])
+        nodes.add("a")
+        async with follow(nodes) as seen:
+            node = seen.node("a")
+            full = r"copies has 1\.0 GiB free, .* are needed, and 1\.0 GiB stay in reserve"
+            with pytest.raises(StoreFull, match=f"the node's disk of .*{full}"):
+                await send(node, model_digest(model), model)
+            assert await node.begin_copy(DIGEST, (FileFact("config.json", 3),)) == (0,)
+            await node.write_copy(DIGEST, 0, 0, b"a")
+            free[0] = config.PULL_RESERVE_BYTES + 1
+            with pytest.raises(StoreFull, match="in reserve; what has arrived stays"):
+                await node.write_copy(DIGEST, 0, 1, b"bc")
+            free[0] += 1
+            assert await node.begin_copy(DIGEST, (FileFact("config.json", 3),)) == (1,)
+            await node.write_copy(DIGEST, 0, 1, b"bc")
+            free[0] = 0
+            assert await node.begin_copy(DIGEST, (FileFact("config.json", 3),)) == (3,)
+            assert not node.lost
 
 
 @pytest.mark.asyncio
