@@ -81,6 +81,8 @@ class Model:
     """Whether it sees the images of a chat's messages."""
     ranks: int = 0
     """How many processes share it, a device each; 0 while it is not loaded."""
+    machine: str = ""
+    """Of a fleet, the machine that has `path`, where it is not the server's own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,6 +76,7 @@ SILENT: dict[str, str] = {}
 # tests/system/test_ranks.py.
 ZERO = {
     "mlxd.v1.Model.has_vision",
+    "mlxd.v1.Model.machine",
     "mlxd.v1.PrefixDisk.evicted",
     "mlxd.v1.PrefixDisk.refused",
     "mlxd.v1.RankMemory.device",

@@ -6,6 +6,7 @@ Invariants:
   a name of a node's model. A model has the names that all nodes give it: one that has fetched it
   from a hub knows it by its commit alone.
 - What is here is never taken for a node's: a digest that this machine's store has is its model.
+- A model of a node's says whose disk its path is on: this machine's paths say nothing of others.
 - Nodes are asked side by side, at most once in FLEET_LISTING_S. One that does not answer, or is
   lost, keeps what it has said: its models may have been copied to others.
 """
@@ -156,7 +157,7 @@ class FleetStore:
         of_nodes: dict[str, list[str]] = {}
         for node, listed in sorted(self._listed.items()):
             for ref in listed:
-                first = refs.setdefault(ref.digest, ref)
+                first = refs.setdefault(ref.digest, replace(ref, machine=node))
                 refs[ref.digest] = replace(first, origin=first.origin or ref.origin)
                 own = plain.setdefault(ref.digest, set())
                 for name in {ref.name, *ref.aliases}.difference(taken):

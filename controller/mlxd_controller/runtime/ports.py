@@ -92,6 +92,8 @@ class ModelRef:
     """What the operator's configuration fixes for loads of it."""
     origin: HubOrigin | None = None
     """Where a hub has it; None where that is not known."""
+    machine: str = ""
+    """Of a fleet's, on whose disk `path` is; "": this one's."""
 
 
 @dataclass(frozen=True, slots=True)

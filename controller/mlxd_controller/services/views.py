@@ -43,6 +43,7 @@ def model_to_pb(
         aliases=ref.aliases,
         digest=ref.digest,
         path=str(ref.path),
+        machine=ref.machine,
         store=ref.store,
         architecture=ref.facts.architecture,
         state=types_pb2.MODEL_STATE_UNLOADED,

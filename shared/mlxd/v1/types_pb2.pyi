@@ -786,6 +786,7 @@ class Model(_message.Message):
     PREFIX_RELOAD_FIELD_NUMBER: _builtins.int
     HAS_VISION_FIELD_NUMBER: _builtins.int
     RANKS_FIELD_NUMBER: _builtins.int
+    MACHINE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """The name it is served under."""
     digest: _builtins.str
@@ -833,6 +834,8 @@ class Model(_message.Message):
     """Processes that share it, a device each: `device` names these, joined by "+"; 0 while it is not
     loaded.
     """
+    machine: _builtins.str
+    """Of a fleet, the machine that has the folder, where it is not the server's own; else empty."""
     @_builtins.property
     def aliases(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]: ...
     @_builtins.property
@@ -887,10 +890,11 @@ class Model(_message.Message):
         prefix_reload: _duration_pb2.Duration | None = ...,
         has_vision: _builtins.bool = ...,
         ranks: _builtins.int = ...,
+        machine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["effective_sampling", b"effective_sampling", "expire_time", b"expire_time", "last_used_time", b"last_used_time", "prefix_reload", b"prefix_reload", "progress", b"progress"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "has_vision", b"has_vision", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_reload", b"prefix_reload", "priority", b"priority", "progress", b"progress", "ranks", b"ranks", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aliases", b"aliases", "architecture", b"architecture", "context_length", b"context_length", "context_length_max", b"context_length_max", "device", b"device", "digest", b"digest", "effective_sampling", b"effective_sampling", "error", b"error", "expire_time", b"expire_time", "has_chat_template", b"has_chat_template", "has_pooling", b"has_pooling", "has_vision", b"has_vision", "kv_format", b"kv_format", "last_used_time", b"last_used_time", "machine", b"machine", "name", b"name", "path", b"path", "pinned", b"pinned", "prefix_cache_bytes", b"prefix_cache_bytes", "prefix_reload", b"prefix_reload", "priority", b"priority", "progress", b"progress", "ranks", b"ranks", "resident_bytes", b"resident_bytes", "rows_max", b"rows_max", "state", b"state", "store", b"store", "stored_bytes", b"stored_bytes", "streams_active", b"streams_active", "vocab_size", b"vocab_size", "weights", b"weights", "worker_incarnation", b"worker_incarnation"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -55,10 +55,12 @@ async def test_what_is_here_has_its_names(seen: Followed, here: Path, tmp_path: 
     listed = await store.list_models()
 
     assert [ref.name for ref in listed] == ["a:shared", "b:shared", "mine", "shared"]
+    assert [ref.machine for ref in listed if isinstance(ref, ModelRef)] == ["a", "b", "a", ""]
     assert (await store.resolve("shared")).path == here
     for node in ("a", "b"):
         digest = model_digest(tmp_path / node / "shared")
-        assert (await store.resolve(f"{node}:shared")).digest == digest
+        known = await store.resolve(f"{node}:shared")
+        assert (known.digest, known.machine) == (digest, node)
     assert (await store.resolve("a:mine")).name == "mine"
     assert (await store.resolve("twin")).name == "shared"
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from grpc_health.v1 import health_pb2
 
 from mlxd.v1 import model_pb2, types_pb2
 from mlxd_controller.core import phases
+from mlxd_controller.runtime.ports import ModelRef
 from mlxd_shared.domain.errors import (
     FieldNotServed,
     InvalidModel,
@@ -89,6 +92,25 @@ async def test_a_broken_folder_is_listed_with_its_error_and_hides_none() -> None
         ]  # fmt: skip
         assert list(page.models[0].aliases) == ["b"]
         assert page.models[2].error == "config.json: missing"
+
+
+class OnMachines(FakeStore):
+    """A store whose models are on machines of their own, by their digests."""
+
+    def _ref(self, path: Path) -> ModelRef:
+        ref = super()._ref(path)
+        return replace(ref, machine=ref.digest)
+
+
+@pytest.mark.asyncio
+async def test_a_model_tells_on_whose_disk_it_is() -> None:
+    """Its path says nothing of a machine."""
+    store = OnMachines({"a": ("n1", facts(1)), "b": ("", facts(1))})
+    async with controller_stack(store=store) as stack:
+        page = await stack.models.ListModels(model_pb2.ListModelsRequest())
+        assert [(m.machine, m.path) for m in page.models] == [
+            ("n1", "/models/a"), ("", "/models/b"),
+        ]  # fmt: skip
 
 
 @pytest.mark.asyncio

@@ -155,6 +155,11 @@ def short(digest: str) -> str:
     return digest.removeprefix("sha256:")[:DIGEST_CHARS]
 
 
+def place(model: Model) -> str:
+    """Return a model's path, behind the machine that has it where that is not the server's own."""
+    return f"{model.machine}:{model.path}" if model.machine else model.path
+
+
 def until(model: Model, now: dt.datetime) -> str:
     """Return when `model` will be unloaded, from `now`."""
     if model.state is not ModelState.READY:

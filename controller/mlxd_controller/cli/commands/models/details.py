@@ -139,7 +139,7 @@ def _lines(model: Model, facts: FileFacts | None) -> Iterator[tuple[str, str]]:
         yield "until", out.until(model, dt.datetime.now(dt.UTC))
     yield "defaults", _defaults(model)
     yield "digest", model.digest
-    yield "path", model.path
+    yield "path", out.place(model)
 
 
 def _context(model: Model) -> str:

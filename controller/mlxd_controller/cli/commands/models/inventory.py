@@ -55,7 +55,7 @@ async def models(*, output: o.Output = None, as_json: o.Json = False, where: Ser
         "context": lambda model: str(model.context_length_max),
         "state": show.state,
         "store": lambda model: model.store,
-        "path": lambda model: model.path,
+        "path": show.place,
     }
     async with where.client() as client:
         _list(await client.models(), columns, output="json" if as_json else output)

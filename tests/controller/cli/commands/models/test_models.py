@@ -91,6 +91,7 @@ async def test_lists_fit_a_terminal_of_80_columns() -> None:
 async def test_models_shows_all() -> None:
     """Names with aliases, and where each model lives; --json has every field."""
     known = [replies.model(), replies.model("cold", state="UNLOADED")]
+    known[1].machine = "b"
     async with serving(Answers(models=known)) as fake:
         ran = await mlxd("models", "--address", fake.address)
         (models,) = (await mlxd("models", "--json", "--address", fake.address)).objects
@@ -98,7 +99,10 @@ async def test_models_shows_all() -> None:
     assert ran.rows[1] == [
         "demo, tiny", "0123456789ab", "LlamaForCausalLM", "8.0 MiB", "1024", "ready", "/models/demo"
     ]  # fmt: skip
-    assert ran.rows[2][5] == "unloaded"
+    assert (ran.rows[2][5], ran.rows[2][-1]) == ("unloaded", "b:/models/cold")
+    assert [(model["machine"], model["path"]) for model in models] == [
+        ("", "/models/demo"), ("b", "/models/cold")
+    ]  # fmt: skip
     assert [model["name"] for model in models] == ["demo", "cold"]
     assert models[0]["stored_nbytes"] == 8 * replies.MIB
     assert models[0]["state"] == "ready"
