@@ -12,7 +12,7 @@ from mlxd_models.fit.described import facts_of
 from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.models.base import Sighted
 from tests.support.seeing_models import SEEING
-from tests.worker.models.test_qwen2_5_vl import Shown, logits_in_pieces
+from tests.support.shown import Shown, logits_in_pieces
 from tests.worker.tiny import caches_of, difference, load
 
 TEXT = (9, 8, 7, 21, 22, 55, 3, 2, 80)
