@@ -16,8 +16,8 @@ import json
 import os
 import signal
 import tempfile
-import threading
 from dataclasses import dataclass, replace
+from threading import Event
 
 import grpc
 
@@ -68,16 +68,11 @@ class _End:
 
 
 async def serve(
-    options: Options,
-    backend: Backend,
-    *,
-    make_host: MakeHost | None = None,
-    unwanted: threading.Event,
+    options: Options, backend: Backend, *, unwanted: Event, make_host: MakeHost | None = None
 ) -> ExitCode:
     """Run the worker until it is told to stop, or its controller is gone, or the engine fails.
 
-    make_host: see `EngineThread`; may raise ShuttingDown once `unwanted` is set, which a signal
-    that ends the process does.
+    make_host: see `EngineThread`; may raise ShuttingDown once `unwanted` is set, as signals do.
 
     Raises:
         MlxdError: it could not start; the ready line has not been written.
@@ -96,12 +91,7 @@ async def serve(
         _log.warning("the controller is gone", grace_s=grace_s)
         return grace_s
 
-    def on_signal() -> None:
-        unwanted.set()
-        stopping.set()
-
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, on_signal)
+    _set_at_signals(loop, unwanted, stopping)
     kind, folder = backend.kind, _folder_with_key(options)
     engine = EngineThread(
         device=kind, loop=loop, on_fault=on_fault, make_host=make_host, folder=folder
@@ -149,7 +139,18 @@ async def serve(
     return end.code
 
 
-async def _has_host(engine: EngineThread, unwanted: threading.Event) -> bool:
+def _set_at_signals(loop: asyncio.AbstractEventLoop, *events: Event | asyncio.Event) -> None:
+    """Have what ends the process set these."""
+
+    def on_signal() -> None:
+        for event in events:
+            event.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, on_signal)
+
+
+async def _has_host(engine: EngineThread, unwanted: Event) -> bool:
     """Wait for the engine's host; return False if it was given up because it is unwanted."""
     try:
         await engine.ready()

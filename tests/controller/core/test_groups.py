@@ -230,17 +230,19 @@ def test_a_group_that_waits_for_memory_leaves_its_other_device_to_others() -> No
 
 def test_victims_are_looked_for_on_so_many_groups() -> None:
     """Of many groups those with most room are weighed, and each device alone; the rest are not."""
-    asked: set[str] = set()
+    looked_at: set[str] = set()
 
     class Watched(Model):
         def reserved_on(self, device: str) -> int:
-            asked.add(device)
+            looked_at.add(device)
             return super().reserved_on(device)
 
     talk = Conversation(*gpus(1))
     talk.make_idle("m", PART)
     known = talk.model("m")
-    offered = [Watched(**{each.name: getattr(known, each.name) for each in fields(known)})]
+    offered: list[Model] = [
+        Watched(**{each.name: getattr(known, each.name) for each in fields(known)})
+    ]
     devices = gpus(*[1] * 4 * GROUPS_SEARCHED, first=1)
     groups = [group_of(devices[at : at + 2]) for at in range(0, len(devices), 2)]
     alone = talk.state.devices[0]
@@ -251,7 +253,7 @@ def test_victims_are_looked_for_on_so_many_groups() -> None:
     assert chosen is not None
     assert (chosen[0].name, [victim.digest for victim in chosen[1]]) == ("gpu0", ["m"])
     weighed = {group.name for group in groups[:GROUPS_SEARCHED]}
-    assert asked == {*weighed, "gpu0"}
+    assert looked_at == {*weighed, "gpu0"}
 
 
 def test_what_ranks_cannot_share_is_refused_before_room_is_made() -> None:

@@ -98,8 +98,7 @@ class OnMachines(FakeStore):
     """A store whose models are on machines of their own, by their digests."""
 
     def _ref(self, path: Path) -> ModelRef:
-        ref = super()._ref(path)
-        return replace(ref, machine=ref.digest)
+        return replace(ref := super()._ref(path), machine=ref.digest)
 
 
 @pytest.mark.asyncio
@@ -108,9 +107,8 @@ async def test_a_model_tells_on_whose_disk_it_is() -> None:
     store = OnMachines({"a": ("n1", facts(1)), "b": ("", facts(1))})
     async with controller_stack(store=store) as stack:
         page = await stack.models.ListModels(model_pb2.ListModelsRequest())
-        assert [(m.machine, m.path) for m in page.models] == [
-            ("n1", "/models/a"), ("", "/models/b"),
-        ]  # fmt: skip
+        places = [(m.machine, m.path) for m in page.models]
+        assert places == [("n1", "/models/a"), ("", "/models/b")]
 
 
 @pytest.mark.asyncio
