@@ -5,6 +5,7 @@ What helm itself makes of it is judged where there is a helm.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 import shutil
@@ -175,17 +176,17 @@ class Rendered:
         return template["spec"], container
 
 
-def render(variant: str, folder: Path) -> Rendered:
-    """Have helm lint the chart with a variant's values, and render it."""
+def render(values: dict[str, Any], folder: Path, chart: Path = CHART) -> Rendered:
+    """Have helm lint a chart with these values, and render it."""
     assert HELM is not None
-    values = folder / "values.json"
-    values.write_text(json.dumps(VARIANTS[variant]), encoding="utf-8")
+    file = folder / "values.json"
+    file.write_text(json.dumps(values), encoding="utf-8")
     lines = (
-        ["lint", "--strict", str(CHART)],
-        ["template", RELEASE, str(CHART), "--namespace", NAMESPACE],
+        ["lint", "--strict", str(chart)],
+        ["template", RELEASE, str(chart), "--namespace", NAMESPACE],
     )
     for line in lines:
-        done = subprocess.run([HELM, *line, "-f", str(values)], capture_output=True, text=True,
+        done = subprocess.run([HELM, *line, "-f", str(file)], capture_output=True, text=True,
                               timeout=TIMEOUT_S, check=False)  # fmt: skip
         assert done.returncode == 0, done.stdout + done.stderr
     documents = [each for each in YAML(typ="safe").load_all(done.stdout) if each]
@@ -243,7 +244,8 @@ def check_whole(rendered: Rendered) -> None:
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_what_is_rendered_is_what_the_program_serves(variant: str, tmp_path: Path) -> None:
     """Commands are taken by the real command lines; names, ports and probes agree."""
-    rendered, values = render(variant, tmp_path), merge(load("values.yaml"), VARIANTS[variant])
+    rendered = render(VARIANTS[variant], tmp_path)
+    values = merge(load("values.yaml"), VARIANTS[variant])
     check_whole(rendered)
     name = values["nameOverride"] or RELEASE
     guarded = bool(values["tls"]["existingSecret"]) and values["auth"]["enabled"]
@@ -285,3 +287,99 @@ def test_what_is_rendered_is_what_the_program_serves(variant: str, tmp_path: Pat
     assert (("Secret", f"{name}-token") in rendered.documents) == (
         values["auth"]["enabled"] and not values["auth"].get("existingSecret")
     )
+
+
+@needs_helm
+def test_another_token_is_rendered_as_other_pods(tmp_path: Path) -> None:
+    """Each reads it when it starts: Kubernetes starts those anew whose annotations have changed."""
+
+    def checksums(token: str) -> set[str]:
+        documents = render({"auth": {"token": token}}, tmp_path).documents.values()
+        specs = [each.get("spec", {}) for each in documents]
+        templates = [spec["template"] for spec in specs if "template" in spec]
+        assert len(templates) == len(("controller", "workers", "gateway"))
+        return {each["metadata"]["annotations"]["checksum/token"] for each in templates}
+
+    first, second = "a" * config.TOKEN_CHARS_MIN, "b" * config.TOKEN_CHARS_MIN
+    assert checksums(first) == {hashlib.sha256(first.encode()).hexdigest()}
+    assert checksums(second) == {hashlib.sha256(second.encode()).hexdigest()}
+    assert checksums("") == {hashlib.sha256(b"").hexdigest()}
+
+
+@needs_helm
+@pytest.mark.parametrize("tls", ["", "certificates"], ids=["plain", "TLS"])
+def test_tls_is_rendered_for_all_or_for_none(tls: str, tmp_path: Path) -> None:
+    """Listeners, who dials them, probes, and what the Service says that it speaks."""
+    rendered = render({"tls": {"existingSecret": tls}}, tmp_path)
+    pods = {
+        name: rendered.pod(kind, f"{RELEASE}-{name}")
+        for kind, name in (
+            ("Deployment", "controller"), ("StatefulSet", "workers"), ("Deployment", "gateway")
+        )
+    }  # fmt: skip
+    for name, (spec, container) in pods.items():
+        named = [each["secret"]["secretName"] for each in spec["volumes"] if each["name"] == "tls"]
+        assert named == ([tls] if tls else []), name
+        certificates = [word for word in container["args"] if word.startswith("/etc/mlxd/tls/")]
+        assert {"/etc/mlxd/tls/tls.crt", "/etc/mlxd/tls/tls.key"} <= {*certificates} or not tls
+        assert bool(certificates) == bool(tls), name
+    serve = parse_command(pods["controller"][1]["args"])
+    asks = parse_command(pods["gateway"][1]["args"])
+    dialled = [serve["worker_tls_ca"], asks["tls_ca"]]
+    assert dialled == ([Path("/etc/mlxd/tls/ca.crt")] * 2 if tls else [None, None])
+    for name in ("controller", "workers"):
+        assert pods[name][1]["readinessProbe"].keys() & {"grpc", "exec"} == {
+            "exec" if tls else "grpc"
+        }
+    probe = pods["gateway"][1]["readinessProbe"]["httpGet"]
+    assert probe["scheme"] == ("HTTPS" if tls else "HTTP")
+    ports = rendered.documents["Service", f"{RELEASE}-controller"]["spec"]["ports"]
+    spoken = [each.get("appProtocol") for each in ports if each["name"] == "grpc"]
+    assert spoken == [None if tls else "kubernetes.io/h2c"]
+
+
+def write_chart_with_notes(folder: Path) -> Path:
+    """Copy the chart, with its notes as a document: `helm template` leaves them out."""
+    chart = folder / "chart"
+    shutil.copytree(CHART, chart)
+    notes = (chart / "templates" / "NOTES.txt").read_text(encoding="utf-8")
+    files = {
+        "_notes.tpl": '{{- define "notes" }}' + notes + "{{ end }}",
+        "notes.yaml": "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: notes}\n"
+        'data: {text: {{ include "notes" . | quote }}}\n',
+    }
+    for name, text in files.items():
+        (chart / "templates" / name).write_text(text, encoding="utf-8")
+    return chart
+
+
+@needs_helm
+@pytest.mark.parametrize("tls", ["", "certificates"], ids=["plain", "TLS"])
+@pytest.mark.parametrize("token", [False, True])
+@pytest.mark.parametrize("policies", [False, True])
+def test_notes_are_rendered_for_what_is_there(
+    tmp_path: Path, tls: str, *, token: bool, policies: bool
+) -> None:
+    """How to ask the gateway; and a warning where nothing keeps others from the workers."""
+    values = {
+        "tls": {"existingSecret": tls},
+        "auth": {"enabled": token},
+        "networkPolicy": {"enabled": policies},
+    }
+    rendered = render(values, tmp_path, write_chart_with_notes(tmp_path))
+    text = rendered.documents["ConfigMap", "notes"]["data"]["text"]
+    assert f"from the claim {RELEASE}-models" in text
+    assert f"-n {NAMESPACE} port-forward service/{RELEASE}-gateway 8556:80" in text
+    assert ("curl -k https://127" if tls else "curl http://127") in text
+    assert ('-H "Authorization: Bearer $TOKEN"' in text) == token
+    assert (f"get secret {RELEASE}-token" in text) == token
+    assert ("WARNING" in text) == (not policies and not (tls and token))
+
+
+@needs_helm
+def test_notes_are_rendered_without_a_gateway(tmp_path: Path) -> None:
+    """Nothing is said of what is not there."""
+    chart = write_chart_with_notes(tmp_path)
+    rendered = render({"gateway": {"enabled": False}}, tmp_path, chart)
+    text = rendered.documents["ConfigMap", "notes"]["data"]["text"]
+    assert text.strip() == f"mlxd serves 2 models at a time, from the claim {RELEASE}-models."
