@@ -27,7 +27,6 @@ from demo_training.tokens import (
     tokenizer_config,
 )
 from tests.real_inputs import REAL_INPUTS, real_input
-from tests.support.effort import IN_FULL
 
 ROOT = Path(__file__).resolve().parents[2]
 DEMO = ROOT / "shared" / "mlxd_shared" / "demo_model"
@@ -166,7 +165,7 @@ def score_anew(what: str) -> dict[str, Any]:
     return score
 
 
-@pytest.mark.skipif(not IN_FULL, reason="scores a file that does not change: for CI")
+@pytest.mark.soak
 def test_the_figure_is_that_of_the_file() -> None:
     """Scoring the held-out sample anew, from the shipped file, gives the recorded figure."""
     recorded, score = read("training.json")["held_out_sample"], score_anew("--evaluate-sample")

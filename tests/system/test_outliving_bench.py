@@ -22,6 +22,7 @@ SIZES = (
 ENDS = ("unload", "eviction", "kill", "restart")
 
 
+@pytest.mark.soak
 @pytest.mark.asyncio
 async def test_every_part_runs_to_its_end(tmp_path: Path) -> None:
     """All four parts: each end of a worker, others' steps, decoding alone, kinds of memory."""

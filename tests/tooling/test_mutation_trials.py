@@ -108,7 +108,7 @@ SAME = "    count = 1"
 NO_NUMBER = "    count = None"
 
 
-@pytest.mark.parametrize("killer", spread_evenly([PROGRAM, BARE, EVEN], 1))
+@pytest.mark.parametrize("killer", spread_evenly([PROGRAM, BARE, EVEN], 1, in_ci=1))
 def test_a_mutant_that_a_test_sees_is_killed(copy: Copy, tree: Path, killer: str) -> None:
     """Programs that a test starts run it too, in any environment; then all is as it was."""
     tried = try_mutant(mutant_with(ODD), 1, [killer], 1.0, copy)

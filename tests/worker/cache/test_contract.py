@@ -28,6 +28,7 @@ CASES = spread_evenly(
         for subject in SUBJECTS
     ],
     10,
+    in_ci=10,
 )
 """Ten have every subject and every mode among them."""
 

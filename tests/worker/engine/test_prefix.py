@@ -24,9 +24,9 @@ NAN_TOKEN = 300
 SEEDED = Sampling(1.0, 40, 0.95, 0.0, seed=11)
 
 
-@pytest.fixture(scope="module", params=MEMORIES if IN_SOAK else ("mixed", "hybrid"))
+@pytest.fixture(scope="module", params=MEMORIES if IN_SOAK else ("hybrid",))
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tiny model of each kind of memory; in all but the soak full, sliding and recurrent ones."""
+    """A tiny model of each kind of memory; in all but the soak of states beside a whole history."""
     return MEMORIES[request.param](tmp_path_factory.mktemp(request.param))
 
 

@@ -163,7 +163,7 @@ class Resumed:
         }
 
 
-@pytest.mark.parametrize("memory", MEMORIES)
+@pytest.mark.parametrize("memory", spread_evenly(list(MEMORIES), 2))
 def test_any_stream_goes_on_from_any_cut(memory: str, tmp_path: Path) -> None:
     """Whatever it asks for, whoever runs beside it, and whatever is remembered: the same tokens,
     the same text and the same end, and near ties are as rare as they must be.

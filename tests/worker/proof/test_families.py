@@ -27,7 +27,7 @@ def test_no_family_and_no_path_is_left_out() -> None:
 
 
 @pytest.mark.skipif(not runs_cpu(), reason="models are made for a CPU here")
-@pytest.mark.parametrize("name", spread_evenly(FAMILIES, 5))
+@pytest.mark.parametrize("name", spread_evenly(FAMILIES, 5, in_ci=8))
 def test_a_family_passes(name: str, tmp_path: Path) -> None:
     """All paths and checks, on random weights."""
     results: list[Result] = []
