@@ -20,7 +20,7 @@ from mlxd_models.families.foreign_seeing import (
     pass_values_of,
     seeing_anywhere,
 )
-from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.files.image_settings import IMAGE_FILE, read_image_settings
 from mlxd_models.sizes.vlm_types import UNSERVED, VLM_TYPES, VLM_VERSION
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_models.sizes.zoo_types import zoo_type
@@ -32,6 +32,7 @@ from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.vlm.adapter import VlmModel, parse_vlm, patches_of
 from tests.support.effort import IN_SOAK
 from tests.support.shown import read, see_blank, shown_by
+from tests.support.tiny_model import write_json
 from tests.worker.fresh_process import environment, run
 from tests.worker.hybrid import error
 from tests.worker.kin import quantise
@@ -57,6 +58,7 @@ def test_a_tower_that_cannot_see_is_refused_at_its_load(tmp_path: Path) -> None:
     tower = {**case.config["vision_config"], "hidden_size": 32}
     narrow = {**case.config, "vision_config": tower}
     folder = write_model(tmp_path / "m", narrow, stored_layouts(vlm_weights(narrow)))
+    write_json(folder / IMAGE_FILE, case.settings)
     with pytest.raises(InvalidModel, match=r"blank image|features are 32 wide"):
         load(folder)
 

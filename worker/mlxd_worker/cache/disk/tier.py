@@ -217,11 +217,12 @@ class BlockTier:
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the thread's last words
+            # First of all: whoever sees that it failed can read why.
+            _log.critical("a thread of the prefix disk failed", thread=name, exc_info=error)
             with self._change:
                 self._failed.add(name)
                 self._change.notify_all()
             self._tell_applied()
-            _log.critical("a thread of the prefix disk failed", thread=name, exc_info=error)
 
     def _write_all(self) -> None:
         while True:
