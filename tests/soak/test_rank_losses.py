@@ -99,22 +99,25 @@ async def test_streams_outlive_their_ranks(
             (worker,) = [w for w in (await client.status()).workers if w.exit_code is None]
             pids = [rank.pid for rank in worker.memory.ranks]
             ending: list[asyncio.Future[float]] = []
+            others: list[asyncio.Future[str]] = []
 
             def lose(
                 way: str = way,
                 pids: list[int] = pids,
                 ending: list[asyncio.Future[float]] = ending,
+                others: list[asyncio.Future[str]] = others,
+                first: int = LOSSES + 10 * number,
             ) -> None:
                 WAYS[way](pids[-1])
                 waiting = asyncio.to_thread(wait_gone, pids, time.monotonic())
                 ending.append(asyncio.ensure_future(waiting))
+                if way == "starved":  # what asks for memory that is not there any more
+                    streams = (generate(client, first + more, words=200) for more in range(3))
+                    others.extend(asyncio.ensure_future(stream) for stream in streams)
 
-            going = [generate(client, number, hit_at=draw.randrange(1, TOKENS // 2), hit=lose)]
-            if way == "starved":  # what asks for memory that is not there
-                others = range(LOSSES + 10 * number, LOSSES + 10 * number + 3)
-                going += [generate(client, other, words=200) for other in others]
-            texts = await asyncio.gather(*going)
-            assert texts[0] == whole
+            hit_at = draw.randrange(1, TOKENS // 2)
+            assert await generate(client, number, hit_at=hit_at, hit=lose) == whole
+            await asyncio.gather(*others)
             took_s.setdefault(way, []).append(await ending[0])
             assert took_s[way][-1] <= GROUP_S + config.RANK_BEAT_S, (way, number, took_s)
     with capsys.disabled():
