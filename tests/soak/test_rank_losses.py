@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import math
 import os
 import random
@@ -25,6 +26,8 @@ from tests.support.trained import DEMO
 
 LOSSES = int(os.environ.get("MLXD_RANK_LOSSES", "12"))
 TOKENS = 200
+OTHERS = 6
+"""Streams at once that ask for memory."""
 GROUP_S = 10.0
 """Within this a group ends after the loss of a rank."""
 WAIT_S = 120.0
@@ -78,6 +81,14 @@ def wait_gone(pids: list[int], begin_s: float) -> float:
     return time.monotonic() - begin_s
 
 
+async def ask_memory(client: Client, ended: asyncio.Future[float]) -> None:
+    """Generate after long prompts until a group has ended: one round may fit what ranks hold."""
+    numbers = itertools.count(LOSSES)
+    while not ended.done():
+        streams = [generate(client, next(numbers), words=200) for _ in range(OTHERS)]
+        await asyncio.gather(*streams)
+
+
 @pytest.mark.asyncio
 @pytest.mark.timeout(7200)
 async def test_streams_outlive_their_ranks(
@@ -99,21 +110,19 @@ async def test_streams_outlive_their_ranks(
             (worker,) = [w for w in (await client.status()).workers if w.exit_code is None]
             pids = [rank.pid for rank in worker.memory.ranks]
             ending: list[asyncio.Future[float]] = []
-            others: list[asyncio.Future[str]] = []
+            others: list[asyncio.Future[None]] = []
 
             def lose(
                 way: str = way,
                 pids: list[int] = pids,
                 ending: list[asyncio.Future[float]] = ending,
-                others: list[asyncio.Future[str]] = others,
-                first: int = LOSSES + 10 * number,
+                others: list[asyncio.Future[None]] = others,
             ) -> None:
                 WAYS[way](pids[-1])
                 waiting = asyncio.to_thread(wait_gone, pids, time.monotonic())
                 ending.append(asyncio.ensure_future(waiting))
-                if way == "starved":  # what asks for memory that is not there any more
-                    streams = (generate(client, first + more, words=200) for more in range(3))
-                    others.extend(asyncio.ensure_future(stream) for stream in streams)
+                if way == "starved":
+                    others.append(asyncio.ensure_future(ask_memory(client, ending[0])))
 
             hit_at = draw.randrange(1, TOKENS // 2)
             assert await generate(client, number, hit_at=hit_at, hit=lose) == whole
