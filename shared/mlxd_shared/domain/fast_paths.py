@@ -25,6 +25,8 @@ class FastPath(StrEnum):
     """A decode step's pass that takes prompts' tokens along, on a CPU."""
     LANES = "lanes"
     """One operation's parts side by side on several cores, on a CPU."""
+    PACKED_ROWS = "packed-rows"
+    """Few rows' products with weights of 4 bits on tensor cores, on CUDA."""
     PROMPTS_TOGETHER = "prompts-together"
     """Several prompts in one pass."""
     ROW_KERNEL = "row-kernel"

@@ -112,6 +112,25 @@ def test_a_kernel_with_scalars_needs_our_compiler() -> None:
         call(OwnKernel(body, find=lambda: None))
 
 
+def test_a_launch_has_the_scalars_and_the_memory_that_its_caller_gives() -> None:
+    """A block's shared memory is asked for beside its threads."""
+    body = Body("scaled", ("given",), ("made",), "", scalars=("factor",))
+    launches = Launches()
+    OwnKernel(body, find=Recording, launch=launches.launch)(
+        inputs=[mx.zeros(SHAPE)],
+        output_shapes=[SHAPE],
+        output_dtypes=[mx.float32],
+        grid=(1, 1, 1),
+        threadgroup=(1, 1, 1),
+        template=[],
+        scalars=[3],
+        shared_memory=65_536,
+    )
+
+    (launched,) = launches.calls
+    assert (launched["scalars"], launched["shared_memory"]) == ([3], 65_536)
+
+
 def test_a_source_declares_what_its_body_refers_to() -> None:
     """Inputs, outputs and scalars in this order, then types, truths and numbers."""
     body = Body(

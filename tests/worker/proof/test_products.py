@@ -12,9 +12,11 @@ import pytest
 
 from mlxd_models.families.common.packing import ON_LOAD
 from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.domain.requests import Weights
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import Result
 from mlxd_worker.proof.products import compare_products, describe_packing, packings
 from mlxd_worker.proof.prover import Prover
@@ -38,6 +40,22 @@ def test_sound_products_pass() -> None:
     assert len(results) == len({result.subject for result in results}) == len(list(packings()))
     assert all(recipe.common in packings() for recipe in ON_LOAD.values())
     assert any("mixed_4_8" in result.subject for result in results)
+
+
+def test_a_kernel_of_our_own_is_switched_off_where_products_are_right_without() -> None:
+    """It alone is to blame then; what is proved later is what a worker will run."""
+
+    def multiply(rows: mx.array, *weight: mx.array | None, **layout: Any) -> mx.array:
+        out = packed_product(rows, *weight, **layout)  # type: ignore[arg-type]
+        return -out if SWITCHES.is_on(FastPath.PACKED_ROWS) else out
+
+    with SWITCHES.without():
+        results = prove(multiply)
+        assert not SWITCHES.is_on(FastPath.PACKED_ROWS)
+
+    faults = [result for result in results if result.problem]
+    assert [fault.off for fault in faults] == [FastPath.PACKED_ROWS]
+    assert faults == results[:1]
 
 
 @pytest.mark.parametrize("spoil", [lambda out: mx.roll(out, 1, -1), lambda out: out * math.nan])

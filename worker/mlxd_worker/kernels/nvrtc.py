@@ -31,6 +31,9 @@ _PROBE: Final = f'{HEADERS}extern "C" __global__ void probe() {{}}\n'
 _MAJOR, _MINOR = 75, 76
 """The driver's numbers for the two parts of a device's compute capability."""
 
+_SHARED_OPT_IN: Final = 97
+"""The driver's number for the shared memory that a block may have at most."""
+
 _log = get_logger("kernels")
 
 
@@ -43,6 +46,8 @@ class Nvrtc:
 
     def __init__(self, library: ctypes.CDLL, *, include: Path, architecture: str) -> None:
         """Compile with headers in `include` for an `architecture` such as sm_90."""
+        self.capability = int("".join(filter(str.isdigit, architecture)))
+        """The device's compute capability, times ten."""
         self._library = library
         self._options = (
             f"--gpu-architecture={architecture}".encode(),
@@ -132,19 +137,32 @@ def find_headers(library: Path, environ: Mapping[str, str]) -> Path | None:
     return next((folder for folder in folders if (folder / HEADER).is_file()), None)
 
 
+@cache
+def shared_nbytes_max() -> int:
+    """Return the most shared memory that a block on MLX's default device may ask for; 0: none."""
+    (nbytes,) = _attributes(_SHARED_OPT_IN) or (0,)
+    return nbytes
+
+
 def _architecture() -> str | None:
     """Return the first visible device's architecture, which is MLX's own, by the driver."""
+    parts = _attributes(_MAJOR, _MINOR)
+    return "sm_" + "".join(str(part) for part in parts) if parts else None
+
+
+def _attributes(*numbers: int) -> tuple[int, ...]:
+    """Return what the driver says of the first visible device; nothing where that fails."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return None
+        return ()
     device = ctypes.c_int()
-    parts: list[int] = []
+    values: list[int] = []
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
-        return None
-    for attribute in (_MAJOR, _MINOR):
+        return ()
+    for number in numbers:
         value = ctypes.c_int()
-        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
-            return None
-        parts.append(value.value)
-    return "sm_" + "".join(str(part) for part in parts)
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
+            return ()
+        values.append(value.value)
+    return tuple(values)

@@ -100,8 +100,12 @@ class OwnKernel:
         threadgroup: tuple[int, int, int],
         template: Sequence[Constant],
         scalars: Sequence[int] = (),
+        shared_memory: int = 0,
     ) -> list[mx.array]:
         """Return the outputs, lazy; arguments as `mx.fast.cuda_kernel`'s, and the body's scalars.
+
+        shared_memory: bytes that the body takes as `extern __shared__`; as scalars, of kernels that
+        MLX does not compile.
 
         Raises:
             CompileError: a kernel that has scalars cannot be compiled here.
@@ -124,6 +128,7 @@ class OwnKernel:
                 name=compiled.symbol,
                 compiled_source=compiled.code,
                 scalars=list(scalars),
+                shared_memory=shared_memory,
                 ensure_row_contiguous=True,
             )
         if self._body.scalars:

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import mlx.core as mx
 
 from mlxd_worker.kernels.device import runs_cuda
+from mlxd_worker.kernels.packed_rows import BITS, PackedMatrix, packed_rows_times, serves
 
 AFFINE = "affine"
 HALVED = (64, 128)
@@ -50,6 +51,10 @@ def packed_product(
     Shapes as of `mx.quantized_matmul`: words `[..., outputs, words]`, scales and offsets
     `[..., outputs, groups]`, rows `[..., M, inputs]`, where `transpose`.
     """
+    if offsets is not None and transpose and mode == AFFINE and bits == BITS:
+        matrix = PackedMatrix(words, scales, offsets, group_size)
+        if serves(rows, matrix):
+            return packed_rows_times(rows, matrix)
     single = scales.shape[-1] == 1 and group_size in HALVED and mode == AFFINE
     if offsets is not None and single and transpose and runs_cuda():
         scales, offsets, group_size = in_halves(Groups(scales, offsets, group_size))

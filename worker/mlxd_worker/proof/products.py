@@ -2,7 +2,7 @@
 
 Invariants:
 - The way is the one that models take: `packed_product`, what it works around included.
-- No path is to blame: these have no plain alternative, so a fault says what not to load.
+- MLX's own products have no plain alternative: a fault there says what not to load.
 """
 
 from __future__ import annotations
