@@ -73,7 +73,7 @@ class Ours:
         self._engine = loop.Engine(
             model,
             self._caches,
-            lambda skip: tokenizer.detokenizer(skip_special=skip),
+            lambda request: tokenizer.detokenizer(skip_special=request.skip_special_tokens),
             loop.Limits(context_length=CONTEXT, rows_max=ROWS),
             stepper=modules["engine.stepping.choose"].choose(model, self._caches),
         )
