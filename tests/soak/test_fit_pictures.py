@@ -12,7 +12,9 @@ import pytest
 
 from tests.bench.models import Shape
 from tests.support.fit_pictures import Seen, measure
-from tests.support.random_model import decoder_config
+from tests.support.gemma3_cases import add_marks, panning_settings, seeing_gemma3_config
+from tests.support.qwen3_vl_cases import stacked_config
+from tests.support.random_model import VOCAB, decoder_config
 from tests.support.seeing import image_settings, seeing_config
 from tests.support.seeing_shapes import shaped_config, shaped_settings
 
@@ -56,12 +58,46 @@ def make_square(tower: str, side: int) -> Seen:
                 places, rows=4)  # fmt: skip
 
 
+def make_stacked() -> Seen:
+    """Return a Qwen3-VL of three layers, one of which gives features of its own."""
+    vision = {
+        "hidden_size": 256, "num_heads": 4, "intermediate_size": 1024, "patch_size": 16,
+        "out_hidden_size": NARROW.hidden, "num_position_embeddings": 2304,
+        "deepstack_visual_indexes": [1],
+    }  # fmt: skip
+    config = stacked_config(vision=vision)
+    config["text_config"] |= {
+        "hidden_size": NARROW.hidden, "num_hidden_layers": 2, "num_attention_heads": NARROW.heads,
+        "num_key_value_heads": NARROW.kv_heads, "intermediate_size": NARROW.mlp,
+        "max_position_embeddings": NARROW.context, "vocab_size": VOCAB,
+    }  # fmt: skip
+    settings = shaped_settings(32, min_pixels=64 * 64, max_pixels=32 * 32 * 16_384)
+    settings["image_processor_type"] = "Qwen2VLImageProcessorFast"
+    return Seen("qwen3-vl-256", config, settings, ((2048, 2048),), places=4096)
+
+
+def make_marked() -> Seen:
+    """Return a Gemma 3 of two layers, whose images have the published size."""
+    config = seeing_gemma3_config(
+        text={"hidden_size": NARROW.hidden, "max_position_embeddings": NARROW.context},
+        vision={
+            "image_size": 896, "patch_size": 14, "hidden_size": 256, "intermediate_size": 1024,
+            "num_attention_heads": 4,
+        },
+        mm_tokens_per_image=256,
+    )  # fmt: skip
+    pictures = ((640, 480), (1600, 1200)) * 2
+    return Seen("gemma3-896", config, panning_settings(896), pictures, 256, place=add_marks)
+
+
 LARGEST = 64 * 28
 POINTS = [
     make_shaped(256, 4, full=[1], pictures=((LARGEST, LARGEST),), places=4096),
     make_shaped(384, 8, full=[], pictures=((896, 896), (2 * LARGEST, LARGEST // 2)), places=4096),
     make_square("clip", 336),
     make_square("siglip", 384),
+    make_stacked(),
+    make_marked(),
 ]
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,11 +54,13 @@ class Seen:
     rows: int = 1
     """How many streams show one at the same moment."""
     stored: str = "float32"
+    place: Callable[[Path], None] = add_place
+    """Teaches a folder's tokenizer and config what stands for an image, and writes the template."""
 
     def write(self, folder: Path) -> Path:
         """Write the model with tokenizer, template and settings; return `folder`."""
         write_weights(folder, self.config_json, stored=self.stored)
-        add_place(folder)
+        self.place(folder)
         write_json(folder / "preprocessor_config.json", dict(self.settings))
         return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -100,16 +101,22 @@ def write_marked_model(folder: Path) -> Path:
     """Write a tiny one with tokenizer, template and image settings; return `folder`."""
     config = seeing_gemma3_config()
     write_random_model(folder, config)
+    add_marks(folder)
+    settings = panning_settings(config["vision_config"]["image_size"])
+    write_json(folder / "preprocessor_config.json", settings)
+    return folder
+
+
+def add_marks(folder: Path) -> None:
+    """Teach the tokenizer of a model's folder what stands for an image; add the template."""
     file = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
     tokenizer.add_special_tokens([*MARKS.values()])
     tokenizer.save(file)
     ids = {key: tokenizer.token_to_id(text) for key, text in MARKS.items()}
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     write_json(folder / "config.json", config | ids)
     (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
-    settings = panning_settings(config["vision_config"]["image_size"])
-    write_json(folder / "preprocessor_config.json", settings)
-    return folder
 
 
 @dataclass(frozen=True, slots=True)

@@ -110,7 +110,7 @@ def test_seeing_is_a_part_of_the_plan() -> None:
     before, behind = (plan.nbytes_of(ACTIVATIONS_TERM) for plan in plans)
     assert plans[0].weights is plans[1].weights
     kept = config.IMAGE_FEATURES_KEPT_MAX * 576 * 4096
-    seen = sight.pass_values  # one by one on a CPU
+    seen = sight.settled_values  # one by one, and part by part, on a CPU
     many = config.IMAGES_TOGETHER_MAX * sight.pass_values
     assert sight.seeing_nbytes(2, on_cpu=False) == 2 * many
     assert behind in {max(before, seen * size) + kept * size for size in (2, 4)}

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -18,6 +19,7 @@ from mlxd_worker.cache.layers.rotating import pieces_of
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.request import Image
 from mlxd_worker.engine.stepping.spans import count_whole, lasts_of
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Model, Sighted
 from mlxd_worker.models.families.gemma3 import SeeingGemma3, average_squares
 from mlxd_worker.models.loader import inspect_model
@@ -223,6 +225,29 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(side: int, tmp_path: Path) ->
     said_nbytes = sight.seeing_nbytes(4)
     assert taken_nbytes <= said_nbytes
     assert taken_nbytes > said_nbytes / 6, "far more than is needed"
+
+
+@pytest.mark.skipif(not runs_cpu(), reason="elsewhere images are seen together")
+@pytest.mark.parametrize(
+    ("vision", "most"),
+    [
+        ({"image_size": 256, "intermediate_size": 20}, "scores in parts"),
+        ({"image_size": 128, "intermediate_size": 2048}, "the feed-forward"),
+        ({"image_size": 512, "patch_size": 32, "intermediate_size": 20}, "pixels"),
+    ],
+)
+def test_one_image_takes_what_the_fit_reckons(
+    vision: Mapping[str, Any], most: str, tmp_path: Path
+) -> None:
+    """A CPU sees one at a time, a part of a layer after another; whatever the widest is."""
+    folder = Case("memory", vision=vision, more={"mm_tokens_per_image": 64}).write(tmp_path / "m")
+    side = vision["image_size"]
+    sight = inspect_model(folder).footprint.sight
+    assert sight is not None
+    settings = read_image_settings(folder, side=side)
+    _, taken_nbytes = see_blank(load(folder), settings, (1, side, side))
+    said_nbytes = sight.seeing_nbytes(4, on_cpu=True)
+    assert 0.8 * said_nbytes < taken_nbytes <= said_nbytes, most
 
 
 def test_squares_are_averaged() -> None:

@@ -16,6 +16,7 @@ from mlxd_models.families.registry import REGISTRY
 from mlxd_models.files.image_settings import IMAGE_FILE, read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
 from mlxd_shared.config import IMAGE_PLACES_MAX
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Model, Sighted
 from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.qwen3_vl_cases import CASES, DENSE, GOLDEN, HYBRID, SPARSE, StackedCase
@@ -175,9 +176,10 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(
     height, width = (count * case.side for count in grid)
     features, taken_nbytes = see_blank(model, settings, (1, height, width))
     assert features.shape == (1, math.prod(grid), 32 * 3)
-    said = family.parse(case.config).tower.pass_values_of(math.prod(grid))
+    tower, places = family.parse(case.config).tower, math.prod(grid)
+    said = tower.settled_values_of(places) if runs_cpu() else tower.pass_values_of(places)
     assert taken_nbytes <= 4 * said
-    assert taken_nbytes > 4 * said / 4, "far more than is needed"
+    assert taken_nbytes > 4 * said / (1.25 if runs_cpu() else 4), "far more than is needed"
 
 
 def test_features_of_all_levels_are_counted() -> None:

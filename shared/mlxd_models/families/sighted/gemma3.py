@@ -126,6 +126,7 @@ def seeing_gemma3_footprint(config: Gemma3Config) -> Footprint:
         side=tower.side,
         hidden=config.text.hidden,
         pass_values=max(tower.pass_values, pooling),
+        settled_values=max(tower.settled_values, pooling),
         whole=True,
         marks=config.marks,
     )

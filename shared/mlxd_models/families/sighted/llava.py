@@ -149,12 +149,14 @@ def llava_tensors(config: LlavaConfig) -> tuple[TensorSpec, ...]:
 
 def llava_footprint(config: LlavaConfig) -> Footprint:
     """Return the sizes that the fit needs besides the weights."""
+    features = 2 * config.tokens * config.text.hidden
     sight = SightSizes(
         token_id=config.token_id,
         tokens=config.tokens,
         side=config.tower.side,
         hidden=config.text.hidden,
-        pass_values=config.tower.pass_values + 2 * config.tokens * config.text.hidden,
+        pass_values=config.tower.pass_values + features,
+        settled_values=config.tower.settled_values + features,
     )
     return replace(llama_footprint(config.text), sight=sight)
 

@@ -136,7 +136,10 @@ def stacked_family(
         return (*text.alone.tensors(config.text), *stacked_tensors(config.tower))
 
     def footprint(config: Stacked[Text]) -> Footprint:
-        return with_sight(text.alone.footprint(config.text), config, levels=config.tower.levels)
+        tower = config.tower
+        settled = tower.settled_values_of(bounds.IMAGE_PLACES_MAX)
+        plain = text.alone.footprint(config.text)
+        return with_sight(plain, config, levels=tower.levels, settled_values=settled)
 
     return Family(
         builder,

@@ -78,13 +78,37 @@ class StackedConfig(ShapedConfig):
         """
         rows = places * self.merge**2
         embedding = rows * (3 * self.patch_values + self.hidden)
-        laying = rows * 10 * self.hidden + 4 * self.table * rows * self.hidden // self._least(rows)
         scores = min(self.heads * rows**2, SCORES_MAX)
         attention = rows * 16 * self.hidden + 3 * scores
-        merging = places * (6 * self.merged + 2 * self.output)
         held = rows * (3 * self.hidden + COLOURS * self.patch**2)
         held += 2 * (1 + self.levels) * places * self.output
-        return max(embedding, held + max(laying, attention, rows * 8 * self.mlp, merging))
+        widest = max(self._laying(rows), attention, rows * 8 * self.mlp, self._merging(places))
+        return max(embedding, held + widest)
+
+    def settled_values_of(self, places: int) -> int:
+        """Return the same for so many places where each part is evaluated before the next.
+
+        The widest of: patches, cut and laid out; beside pixels and what levels have made, the
+        learned positions; attention from its queries and angles to its sums with the scores; the
+        feed-forward around its activation; a merger. That much was measured.
+        """
+        rows = places * self.merge**2
+        pixels = COLOURS * self.patch**2
+        embedding = rows * (2 * self.patch_values + pixels // 4 + self.hidden)
+        scores = min(self.heads * rows**2, SCORES_MAX)
+        attention = rows * (8 * self.hidden + 2 * self.hidden // self.heads) + scores
+        forward = rows * (3 * self.hidden + 2 * self.mlp)
+        held = rows * pixels + 2 * (1 + self.levels) * places * self.output
+        widest = max(self._laying(rows), attention, forward, self._merging(places))
+        return max(embedding, held + widest)
+
+    def _laying(self, rows: int) -> int:
+        """Return the values alive while learned positions are laid over so many patches."""
+        return rows * 10 * self.hidden + 4 * self.table * rows * self.hidden // self._least(rows)
+
+    def _merging(self, places: int) -> int:
+        """Return the values alive around a merger's products."""
+        return places * (6 * self.merged + 2 * self.output)
 
     def _least(self, rows: int) -> int:
         """Return how many patches the shorter side of an image of so many has, if a square."""

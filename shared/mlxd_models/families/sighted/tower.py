@@ -87,6 +87,18 @@ class TowerConfig:
         attention = self.rows * 5 * self.hidden + 3 * scores
         return self.rows * 2 * self.hidden + max(attention, self.rows * 3 * self.mlp)
 
+    @property
+    def settled_values(self) -> int:
+        """Values alive at most for one image where each part is evaluated before the next.
+
+        Beside its pixels as floats the widest of: them cut into patches; attention from its queries
+        to its sums with the scores; the feed-forward around its activation. That much was measured.
+        """
+        pixels = COLOURS * self.side**2
+        attention = self.rows * 9 * self.hidden + min(self.heads * self.rows**2, SCORES_MAX)
+        cut = pixels + self.rows * self.hidden
+        return pixels + max(cut, attention, self.rows * (2 * self.hidden + 2 * self.mlp))
+
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
     {

@@ -20,12 +20,14 @@ from mlxd_models.families.sighted import shaped
 from mlxd_models.families.sighted import stacked as names
 from mlxd_models.families.sighted.stacked import StackedConfig
 from mlxd_models.families.sighted.tower import TowerActivation
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.layers.patches import (
     embed_patches,
     patch_angles,
     take_patches,
     turn_heads,
 )
+from mlxd_worker.models.layers.settling import settle
 from mlxd_worker.models.layers.tower import LayerNorm, activate
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
@@ -92,7 +94,8 @@ class StackedTower:
         for index, layer in enumerate(self._layers):
             rows = rows + layer.output(self._attend(layer, rows, turns))
             mx.eval(rows)
-            inner = activate(layer.up(layer.mlp_norm(rows)), TowerActivation.GELU_TANH)
+            inner = settle(layer.up(layer.mlp_norm(rows)))
+            inner = settle(activate(inner, TowerActivation.GELU_TANH))
             rows = rows + layer.down(inner)
             del inner
             mx.eval(rows)
@@ -140,11 +143,13 @@ class StackedTower:
     ) -> mx.array:
         """Return what the patches read, before the output projection."""
         config = self.config
-        joined = layer.qkv(layer.attention_norm(rows))
+        joined = settle(layer.qkv(layer.attention_norm(rows)))
         split = joined.reshape(-1, 3, config.heads, config.hidden // config.heads)
-        heads = (turn_heads(split[:, 0], turns), turn_heads(split[:, 1], turns), split[:, 2])
+        heads = [settle(turn_heads(split[:, part], turns)) for part in range(2)]
+        heads.append(settle(mx.contiguous(split[:, 2])) if runs_cpu() else split[:, 2])
+        del joined, split
         queries, keys, values = (part.swapaxes(0, 1)[None] for part in heads)
-        read = attend_bounded(queries, keys, values)
+        read = settle(attend_bounded(queries, keys, values))
         return read[0].swapaxes(0, 1).reshape(-1, config.hidden)
 
 

@@ -3,7 +3,8 @@
 Invariants:
 - Rows are flat `[images * rows, hidden]` everywhere but inside attention; images never mix.
 - Pixels are scaled in float32 and become the weights' type before the first product.
-- A layer is evaluated before the next one begins: what is alive at once is one layer's.
+- A layer is evaluated before the next one begins: what is alive at once is one layer's, and on a
+  CPU one part's (`settle`).
 
 The arithmetic is that of CLIP (Radford et al., 2021) and SigLIP (Zhai et al., 2023).
 """
@@ -20,6 +21,7 @@ from mlxd_models.families.common.sight_fields import COLOURS
 from mlxd_models.families.sighted import tower as names
 from mlxd_models.families.sighted.tower import TowerActivation, TowerConfig
 from mlxd_models.files.image_settings import ImageSettings
+from mlxd_worker.models.layers.settling import settle
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
@@ -74,14 +76,15 @@ class Tower:
         pixels: float32 [N, side, side, 3], scaled.
         """
         config, count = self.config, pixels.shape[0]
-        rows = self._embed(pixels)
+        rows = settle(self._embed(pixels))
         if self._first_norm is not None:
             rows = self._first_norm(rows)
         rows = rows.reshape(-1, config.hidden)
         for layer in self._layers:
-            rows = rows + layer.output(self._attend(layer, rows, count))
-            inner = activate(layer.up(layer.mlp_norm(rows)), config.activation)
-            rows = rows + layer.down(inner)
+            rows = settle(rows + layer.output(self._attend(layer, rows, count)))
+            inner = activate(settle(layer.up(layer.mlp_norm(rows))), config.activation)
+            rows = rows + layer.down(settle(inner))
+            del inner
             mx.eval(rows)
         if self._last_norm is not None:
             rows = self._last_norm(rows)
@@ -109,7 +112,8 @@ class Tower:
         seen = pixels[:, : across * patch, : across * patch].astype(self._places.dtype)
         cut = seen.reshape(count, across, patch, across, patch, COLOURS)
         # As the weights have them: colours first, then rows and columns within a patch.
-        flat = cut.transpose(0, 1, 3, 5, 2, 4).reshape(count * config.patches, -1)
+        flat = settle(cut.transpose(0, 1, 3, 5, 2, 4).reshape(count * config.patches, -1))
+        del pixels, seen, cut
         rows = flat @ self._patches.T
         if self._patch_bias is not None:
             rows = rows + self._patch_bias
@@ -123,9 +127,9 @@ class Tower:
         """Return what the rows read of their own image, before the output projection."""
         config = self.config
         width = config.hidden // config.heads
-        joined = layer.qkv(layer.attention_norm(rows))
+        joined = settle(layer.qkv(layer.attention_norm(rows)))
         split = joined.reshape(count, config.rows, 3, config.heads, width).transpose(2, 0, 3, 1, 4)
-        read = attend_bounded(split[0], split[1], split[2])
+        read = settle(attend_bounded(split[0], split[1], split[2]))
         return read.transpose(0, 2, 1, 3).reshape(-1, config.hidden)
 
 

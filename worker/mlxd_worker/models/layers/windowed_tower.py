@@ -29,18 +29,12 @@ from mlxd_worker.models.layers.patches import (
     take_patches,
     turn_heads,
 )
+from mlxd_worker.models.layers.settling import settle
 from mlxd_worker.models.layers.tower import activate
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.weights.fused import add_projection, gate_projection, normed_times
 from mlxd_worker.models.weights.linear import Projection, Weighted, named_arrays
 from mlxd_worker.models.weights.reader import Reader
-
-
-def settle(values: mx.array) -> mx.array:
-    """Return values, evaluated on a CPU: of what made them nothing is alive any more."""
-    if runs_cpu():
-        mx.eval(values)
-    return values
 
 
 @dataclass(frozen=True, slots=True)
