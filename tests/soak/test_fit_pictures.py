@@ -61,7 +61,7 @@ def make_square(tower: str, side: int) -> Seen:
 def make_stacked() -> Seen:
     """Return a Qwen3-VL of three layers, one of which gives features of its own."""
     vision = {
-        "hidden_size": 256, "num_heads": 4, "intermediate_size": 1024, "patch_size": 16,
+        "hidden_size": 512, "num_heads": 8, "intermediate_size": 1024, "patch_size": 16,
         "out_hidden_size": NARROW.hidden, "num_position_embeddings": 2304,
         "deepstack_visual_indexes": [1],
     }  # fmt: skip
@@ -73,7 +73,7 @@ def make_stacked() -> Seen:
     }  # fmt: skip
     settings = shaped_settings(32, min_pixels=64 * 64, max_pixels=32 * 32 * 16_384)
     settings["image_processor_type"] = "Qwen2VLImageProcessorFast"
-    return Seen("qwen3-vl-256", config, settings, ((2048, 2048),), places=4096)
+    return Seen("qwen3-vl-512", config, settings, ((2048, 2048),), places=4096)
 
 
 def make_marked() -> Seen:
