@@ -14,11 +14,14 @@ from tests.bench.models import Shape
 from tests.support.fit_pictures import Seen, measure
 from tests.support.gemma3_cases import add_marks, panning_settings, seeing_gemma3_config
 from tests.support.qwen3_vl_cases import stacked_config
-from tests.support.random_model import VOCAB, decoder_config
+from tests.support.random_model import decoder_config
 from tests.support.seeing import image_settings, seeing_config
 from tests.support.seeing_shapes import shaped_config, shaped_settings
+from tests.support.tiny_model import VOCAB
 
 RATIO_MIN, RATIO_MAX = 0.9, 1.1
+STACKED_MAX = 1.2
+"""A tenth of such a plan is features, of two levels each, of 15 images that are not shown."""
 TOTAL_MAX = 1.2
 """A plan has room for MLX's pool and for features of 16 images: 50 MB that large arrays and one or
 two pictures do not fill."""
@@ -61,7 +64,7 @@ def make_square(tower: str, side: int) -> Seen:
 def make_stacked() -> Seen:
     """Return a Qwen3-VL of three layers, one of which gives features of its own."""
     vision = {
-        "hidden_size": 512, "num_heads": 8, "intermediate_size": 1024, "patch_size": 16,
+        "hidden_size": 256, "num_heads": 4, "intermediate_size": 1024, "patch_size": 16,
         "out_hidden_size": NARROW.hidden, "num_position_embeddings": 2304,
         "deepstack_visual_indexes": [1],
     }  # fmt: skip
@@ -73,7 +76,7 @@ def make_stacked() -> Seen:
     }  # fmt: skip
     settings = shaped_settings(32, min_pixels=64 * 64, max_pixels=32 * 32 * 16_384)
     settings["image_processor_type"] = "Qwen2VLImageProcessorFast"
-    return Seen("qwen3-vl-512", config, settings, ((2048, 2048),), places=4096)
+    return Seen("qwen3-vl-256", config, settings, ((2048, 2048),), places=4096)
 
 
 def make_marked() -> Seen:
@@ -109,5 +112,6 @@ async def test_an_estimate_holds_while_pictures_are_seen(point: Seen, tmp_path: 
     little to 20 % too much."""
     truth = await measure(point, tmp_path / "model")
     sys.stderr.write(f"\n{truth.row()}\n")
-    assert RATIO_MIN <= truth.device_ratio <= RATIO_MAX
+    most = STACKED_MAX if point.name.startswith("qwen3") else RATIO_MAX
+    assert RATIO_MIN <= truth.device_ratio <= most
     assert RATIO_MIN <= truth.total_ratio <= TOTAL_MAX
