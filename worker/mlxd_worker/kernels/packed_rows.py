@@ -4,8 +4,7 @@ MLX 0.32.4 multiplies several rows with a packed matrix at a fraction of the mem
 rows more slowly than with the unpacked one, which has four times the bytes.
 
 Invariants:
-- Integers become numbers of the rows' type, rounded once, as an unpacked matrix has them; sums are
-  float32.
+- Integers become numbers of the rows' type, rounded once; sums are float32.
 - A row's result is the same to the bit, whatever rows stand beside it: the order of additions
   follows from the matrix alone.
 """
