@@ -11,6 +11,7 @@ import pytest
 from mlxd_worker.kernels.nvrtc import (
     HEADER,
     CompileError,
+    Device,
     Nvrtc,
     find_headers,
     find_mapped,
@@ -75,7 +76,7 @@ def test_a_source_becomes_code_for_the_architecture() -> None:
     library = Library()
 
     assert compiler(library).compile("void f() {}", name="f") == CODE
-    assert compiler(library).capability == 90
+    assert Device(90, 0).architecture == "sm_90"
     assert library.options == [b"--gpu-architecture=sm_90", b"--include-path=/include"]
     assert library.programs == 0
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
@@ -28,11 +29,9 @@ HEADERS: Final = f"#include <{HEADER}>\n#include <cuda_fp16.h>\n"
 _LIBRARY: Final = "libnvrtc.so"
 _MAPS: Final = Path("/proc/self/maps")
 _PROBE: Final = f'{HEADERS}extern "C" __global__ void probe() {{}}\n'
-_MAJOR, _MINOR = 75, 76
-"""The driver's numbers for the two parts of a device's compute capability."""
-
-_SHARED_OPT_IN: Final = 97
-"""The driver's number for the shared memory that a block may have at most."""
+_MAJOR, _MINOR, _SHARED_OPT_IN = 75, 76, 97
+"""The driver's numbers for the two parts of a device's compute capability, and for the shared
+memory that a block may ask for."""
 
 _log = get_logger("kernels")
 
@@ -41,13 +40,26 @@ class CompileError(Exception):
     """The compiler refused a source; says what it wrote."""
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """What a kernel must know of a CUDA device."""
+
+    capability: int
+    """Its compute capability, times ten."""
+    shared_nbytes: int
+    """The most shared memory that a block may have."""
+
+    @property
+    def architecture(self) -> str:
+        """What the compiler calls it."""
+        return f"sm_{self.capability}"
+
+
 class Nvrtc:
     """The compiler for one architecture. Any thread."""
 
     def __init__(self, library: ctypes.CDLL, *, include: Path, architecture: str) -> None:
         """Compile with headers in `include` for an `architecture` such as sm_90."""
-        self.capability = int("".join(filter(str.isdigit, architecture)))
-        """The device's compute capability, times ten."""
         self._library = library
         self._options = (
             f"--gpu-architecture={architecture}".encode(),
@@ -89,12 +101,12 @@ def find_compiler() -> Nvrtc | None:
     if not mx.cuda.is_available():
         return None
     path = find_mapped(_MAPS.read_text(encoding="utf-8")) if _MAPS.exists() else None
-    architecture = _architecture()
+    device = find_device()
     include = None if path is None else find_headers(path, os.environ)
-    if path is None or include is None or architecture is None:
+    if path is None or include is None or device is None:
         _log.warning("MLX compiles the kernels", library=str(path), headers=str(include))
         return None
-    return make_compiler(path, include=include, architecture=architecture)
+    return make_compiler(path, include=include, architecture=device.architecture)
 
 
 def make_compiler(
@@ -138,31 +150,20 @@ def find_headers(library: Path, environ: Mapping[str, str]) -> Path | None:
 
 
 @cache
-def shared_nbytes_max() -> int:
-    """Return the most shared memory that a block on MLX's default device may ask for; 0: none."""
-    (nbytes,) = _attributes(_SHARED_OPT_IN) or (0,)
-    return nbytes
-
-
-def _architecture() -> str | None:
-    """Return the first visible device's architecture, which is MLX's own, by the driver."""
-    parts = _attributes(_MAJOR, _MINOR)
-    return "sm_" + "".join(str(part) for part in parts) if parts else None
-
-
-def _attributes(*numbers: int) -> tuple[int, ...]:
-    """Return what the driver says of the first visible device; nothing where that fails."""
+def find_device() -> Device | None:
+    """Return the first visible device, which is MLX's own, by the driver; None where that fails."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
-        return ()
+        return None
     device = ctypes.c_int()
     values: list[int] = []
     if driver.cuInit(0) or driver.cuDeviceGet(ctypes.byref(device), 0):
-        return ()
-    for number in numbers:
+        return None
+    for attribute in (_MAJOR, _MINOR, _SHARED_OPT_IN):
         value = ctypes.c_int()
-        if driver.cuDeviceGetAttribute(ctypes.byref(value), number, device):
-            return ()
+        if driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, device):
+            return None
         values.append(value.value)
-    return tuple(values)
+    major, minor, shared_nbytes = values
+    return Device(10 * major + minor, shared_nbytes)

@@ -51,13 +51,12 @@ def packed_product(
     Shapes as of `mx.quantized_matmul`: words `[..., outputs, words]`, scales and offsets
     `[..., outputs, groups]`, rows `[..., M, inputs]`, where `transpose`.
     """
-    if offsets is not None and transpose and mode == AFFINE and bits == BITS:
+    if runs_cuda() and offsets is not None and transpose and mode == AFFINE:
         matrix = PackedMatrix(words, scales, offsets, group_size)
-        if serves(rows, matrix):
+        if bits == BITS and serves(rows, matrix):
             return packed_rows_times(rows, matrix)
-    single = scales.shape[-1] == 1 and group_size in HALVED and mode == AFFINE
-    if offsets is not None and single and transpose and runs_cuda():
-        scales, offsets, group_size = in_halves(Groups(scales, offsets, group_size))
+        if scales.shape[-1] == 1 and group_size in HALVED:
+            scales, offsets, group_size = in_halves(Groups(scales, offsets, group_size))
     return mx.quantized_matmul(
         rows,
         words,

@@ -19,7 +19,7 @@ import mlx.core as mx
 
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import HALVES, Kernel, runs_cuda
-from mlxd_worker.kernels.nvrtc import find_compiler, shared_nbytes_max
+from mlxd_worker.kernels.nvrtc import Device, find_compiler, find_device
 from mlxd_worker.kernels.own import Body, OwnKernel
 from mlxd_worker.kernels.packed_rows_source import HEADER, TEXT
 from mlxd_worker.kernels.switches import SWITCHES
@@ -34,7 +34,7 @@ STEP: Final = 128
 INPUTS_MULTIPLE: Final = 2 * STEP
 """At least two warps divide the inputs: with more outputs a block had too few rows to copy."""
 
-STAGES: Final = 2
+STEPS_HELD: Final = 2
 """Steps of each split whose rows are in shared memory: the one at hand, and the next."""
 
 MANY_OUTPUTS: Final = 16384
@@ -76,7 +76,7 @@ class Tiling:
     def shared_nbytes(self, tiles: int) -> int:
         """Return the shared memory of a block with so many tiles of rows."""
         rows = TILE_ROWS * tiles
-        staged = STAGES * rows * STEP * self.splits * 2
+        staged = STEPS_HELD * rows * STEP * self.splits * 2
         met = self.splits * self.outputs * (rows + 1) * 4
         return max(staged, met)
 
@@ -94,21 +94,10 @@ class PackedMatrix:
     group_size: int
 
 
-@dataclass(frozen=True, slots=True)
-class Device:
-    """What a kernel must know of a CUDA device."""
-
-    capability: int
-    """Its compute capability, times ten."""
-    shared_nbytes: int
-    """The most shared memory that a block may have."""
-
-
 @cache
-def find_device() -> Device | None:
-    """Return the device that computes here; None without CUDA, or a compiler of our own for it."""
-    compiler = find_compiler() if runs_cuda() else None
-    return None if compiler is None else Device(compiler.capability, shared_nbytes_max())
+def device_here() -> Device | None:
+    """Return the device that computes; None without CUDA, or a compiler of our own for it."""
+    return find_device() if runs_cuda() and find_compiler() is not None else None
 
 
 def serves(rows: mx.array, matrix: PackedMatrix, device: Device | None = None) -> bool:
@@ -116,7 +105,7 @@ def serves(rows: mx.array, matrix: PackedMatrix, device: Device | None = None) -
 
     Otherwise MLX's own product does.
     """
-    device = device or find_device()
+    device = device or device_here()
     if device is None or not SWITCHES.is_on(FastPath.PACKED_ROWS):
         return False
     alike = rows.dtype in HALVES and rows.dtype == matrix.scales.dtype == matrix.offsets.dtype
@@ -140,7 +129,7 @@ def packed_rows_times(
 
     device, kernel: as in `serves`, and what is launched; None: those of this process.
     """
-    device = device or find_device()
+    device = device or device_here()
     assert device is not None, "whoever calls this has asked whether it serves"
     count, inputs = rows.shape
     outputs = matrix.words.shape[0]
@@ -168,6 +157,7 @@ def packed_rows_times(
     return result
 
 
+@cache
 def tiling(outputs: int, inputs: int) -> Tiling:
     """Return how a matrix [outputs, inputs] is cut: what was fastest on an H200."""
     if outputs >= MANY_OUTPUTS:

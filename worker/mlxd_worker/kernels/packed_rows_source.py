@@ -6,48 +6,56 @@ sixteen bytes of one row, and what it needs of the rows lies in shared memory in
 product of a fragment does not ask which inputs its columns are, as long as both sides agree.
 """
 
-HEADER = """
-template <typename T>
-struct Halves;
-
+_HALVES = """
 template <>
-struct Halves<__nv_bfloat16> {
-  using Pair = __nv_bfloat162;
-  static constexpr unsigned ONES = 0x43004300u;  // 128, whose last bits are a number below 128
-  static __device__ __forceinline__ Pair base() { return __float2bfloat162_rn(128.0f); }
-  static __device__ __forceinline__ Pair twice(__nv_bfloat16 value) {
-    return __bfloat162bfloat162(value);
-  }
-  static __device__ __forceinline__ __nv_bfloat16 narrow(float value) {
-    return __float2bfloat16_rn(value);
-  }
+struct Halves<SCALAR> {
+  using Pair = SCALAR2;
+  static constexpr unsigned ONES = ONES_BITS;
+  static __device__ __forceinline__ Pair base() { return __float2TYPE2_rn(ONES_VALUE); }
+  static __device__ __forceinline__ Pair twice(SCALAR value) { return TWICE(value); }
+  static __device__ __forceinline__ SCALAR narrow(float value) { return __float2TYPE_rn(value); }
   static __device__ __forceinline__ void multiply(
       float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
     asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+        "mma.sync.aligned.m16n8k16.row.col.f32.KIND.KIND.f32 "
         "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
         : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
         : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
   }
 };
+"""
 
-template <>
-struct Halves<__half> {
-  using Pair = __half2;
-  static constexpr unsigned ONES = 0x64006400u;  // 1024, whose last bits are a number below 1024
-  static __device__ __forceinline__ Pair base() { return __float2half2_rn(1024.0f); }
-  static __device__ __forceinline__ Pair twice(__half value) { return __half2half2(value); }
-  static __device__ __forceinline__ __half narrow(float value) { return __float2half_rn(value); }
-  static __device__ __forceinline__ void multiply(
-      float (&sums)[4], const unsigned (&a)[4], unsigned b0, unsigned b1) {
-    asm volatile(
-        "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
-        "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-        : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-  }
-};
 
+def _halves(**names: str) -> str:
+    """Return what a type of sixteen bits has, by what CUDA calls each thing."""
+    text = _HALVES
+    for name, value in names.items():
+        text = text.replace(name, value)
+    return text
+
+
+_BFLOAT16 = _halves(
+    ONES_BITS="0x43004300u",  # 128, whose last bits are a number below 128
+    ONES_VALUE="128.0f",
+    SCALAR2="__nv_bfloat162",
+    SCALAR="__nv_bfloat16",
+    TWICE="__bfloat162bfloat162",
+    TYPE="bfloat16",
+    KIND="bf16",
+)
+_FLOAT16 = _halves(
+    ONES_BITS="0x64006400u",  # 1024, likewise
+    ONES_VALUE="1024.0f",
+    SCALAR2="__half2",
+    SCALAR="__half",
+    TWICE="__half2half2",
+    TYPE="half",
+    KIND="f16",
+)
+
+HEADER = (
+    f"template <typename T> struct Halves;\n{_BFLOAT16}{_FLOAT16}"
+    """
 // Eight integers of a word as numbers: pairs of neighbours, rounded once.
 template <typename T>
 __device__ __forceinline__ void unpack(
@@ -78,6 +86,7 @@ __device__ __forceinline__ void copy_vector(uint4* target, const void* source, b
                :: "r"(at), "l"(source), "r"(there ? 16 : 0) : "memory");
 }
 """
+)
 
 TEXT = """
   constexpr int STEP = 128;                 // inputs of a step

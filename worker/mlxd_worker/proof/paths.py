@@ -1,8 +1,7 @@
 """Every fast path against the plain one, and what must hold of the engine whatever paths it takes.
 
-A new path is a member of `FastPath`, a line in `PATHS`, and a question to `SWITCHES` where it is
-taken; that of packed rows is proved with the products. A new check is a function and a line in
-`CHECKS`.
+A new path is a member of `FastPath`, a line in `PATHS` (or in `PRODUCT_PATHS`), and a question to
+`SWITCHES` where it is taken. A new check is a function and a line in `CHECKS`.
 """
 
 from __future__ import annotations

@@ -14,11 +14,14 @@ import mlx.core as mx
 
 from mlxd_models.families.common.packing import MODES, ON_LOAD, Packing
 from mlxd_shared.domain.devices import DeviceKind
+from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.packed_product import packed_product
 from mlxd_worker.models.loader import DTYPES
 from mlxd_worker.proof.judging import TOLERANCES
 from mlxd_worker.proof.subjects import form_on
 
+PRODUCT_PATHS: Final = (FastPath.PACKED_ROWS,)
+"""The fast paths that are proved here."""
 OUTPUTS: Final = 128
 WIDTH: Final = 512
 """Of inputs: several groups of every size."""

@@ -21,7 +21,7 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import Result
 from mlxd_worker.proof.paths import CHECKS, PATHS, Check, PathProof
-from mlxd_worker.proof.products import compare_products, describe_packing, packings
+from mlxd_worker.proof.products import PRODUCT_PATHS, compare_products, describe_packing, packings
 from mlxd_worker.proof.streams import run_company
 from mlxd_worker.proof.subjects import Subject
 from mlxd_worker.proof.timing import MakeRun, Run, time_path
@@ -64,32 +64,24 @@ class Prover:
         for packing in packings():
             name = describe_packing(packing)
             self._trying(f"products with packed weights: {name}")
-            prove = partial(compare, packing, kind)
-            problem, off = _attempt(prove), None
-            if problem is not None and SWITCHES.is_on(FastPath.PACKED_ROWS):
-                with SWITCHES.without(FastPath.PACKED_ROWS):
-                    off = FastPath.PACKED_ROWS if _attempt(prove) is None else None
-            if off is not None:
-                SWITCHES.turn_off([off])
-            self._tell(Result("products with packed weights", name, problem or "", off))
+            self._prove(
+                "products with packed weights", name, partial(compare, packing, kind), PRODUCT_PATHS
+            )
 
     def prove_family(self, subject: Subject) -> None:
         """Prove paths and checks on one model."""
         self._trying(f"the engine on {subject.name}")
         problem = _attempt(partial(_run, subject))
         if problem is not None:
-            self._settle("the engine runs", subject, problem, partial(_run, subject))
+            runs = partial(_run, subject)
+            self._settle("the engine runs", subject.name, problem, runs, self._all_on(subject))
         for proof in self._paths_on(subject.kind):
             self._trying(f"{proof.path} on {subject.name}")
             problem = _attempt(partial(proof.compare, subject, proof.path))
-            self._judge(f"fast path {proof.path}", subject, proof.path, problem)
+            self._judge(f"fast path {proof.path}", subject.name, proof.path, problem)
         for name, check in self._checks.items():
             self._trying(f"{name}: {subject.name}")
-            problem = _attempt(partial(check, subject))
-            if problem is None:
-                self._tell(Result(name, subject.name))
-            else:
-                self._settle(name, subject, problem, partial(check, subject))
+            self._prove(name, subject.name, partial(check, subject), self._all_on(subject))
 
     def prove_speed(
         self,
@@ -102,7 +94,7 @@ class Prover:
         for proof in self._paths_on(subject.kind):
             runs = _announce(make, partial(self._trying, f"the speed of {proof.path}"))
             problem = _attempt(partial(time, proof.path, runs))
-            self._judge(f"speed of {proof.path}", subject, proof.path, problem)
+            self._judge(f"speed of {proof.path}", subject.name, proof.path, problem)
 
     def _paths_on(self, kind: DeviceKind) -> list[PathProof]:
         """Return the paths that this kind of device has, and that are not off."""
@@ -110,25 +102,47 @@ class Prover:
             proof for proof in self._paths if kind in proof.kinds and SWITCHES.is_on(proof.path)
         ]
 
-    def _judge(self, name: str, subject: Subject, path: FastPath, problem: str | None) -> None:
+    def _all_on(self, subject: Subject) -> list[FastPath]:
+        return [proof.path for proof in self._paths_on(subject.kind)]
+
+    def _prove(
+        self,
+        name: str,
+        subject: str,
+        prove: Callable[[], str | None],
+        paths: Sequence[FastPath],
+    ) -> None:
+        """Tell what holds or not, whichever of these paths are taken."""
+        problem = _attempt(prove)
+        if problem is None:
+            self._tell(Result(name, subject))
+        else:
+            self._settle(name, subject, problem, prove, paths)
+
+    def _judge(self, name: str, subject: str, path: FastPath, problem: str | None) -> None:
         """Tell what a path's own check came to, and switch it off where it failed."""
         if problem is None:
-            self._tell(Result(name, subject.name))
+            self._tell(Result(name, subject))
         else:
             SWITCHES.turn_off([path])
-            self._tell(Result(name, subject.name, problem, path))
+            self._tell(Result(name, subject, problem, path))
 
     def _settle(
-        self, name: str, subject: Subject, problem: str, again: Callable[[], str | None]
+        self,
+        name: str,
+        subject: str,
+        problem: str,
+        again: Callable[[], str | None],
+        paths: Sequence[FastPath],
     ) -> None:
         """Switch off the first path without which what failed does not, and tell of it."""
-        for proof in self._paths_on(subject.kind):
-            with SWITCHES.without(proof.path):
+        for path in filter(SWITCHES.is_on, paths):
+            with SWITCHES.without(path):
                 cured = _attempt(again) is None
             if cured:
-                self._judge(name, subject, proof.path, problem)
+                self._judge(name, subject, path, problem)
                 return
-        self._tell(Result(name, subject.name, problem))
+        self._tell(Result(name, subject, problem))
 
 
 def _run(subject: Subject) -> None:
