@@ -23,6 +23,7 @@ import psutil
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.store.folder import read_folder
+from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared import config
@@ -71,6 +72,8 @@ class Truth:
 
     point: Seen
     plan: Plan
+    unshown_nbytes: int
+    """What the plan counts for features of more images than the point shows."""
     mlx_peak_nbytes: int
     rss_peak_nbytes: int
     child_peak_nbytes: int
@@ -79,7 +82,8 @@ class Truth:
     def device_ratio(self) -> float:
         """What MLX was said to hold, over what it held."""
         pooled = sum(term.nbytes for term in self.plan.terms if term.name == "pool")
-        return (self.plan.arrays_bytes - pooled) / self.mlx_peak_nbytes
+        said = self.plan.arrays_bytes - pooled - self.unshown_nbytes
+        return said / self.mlx_peak_nbytes
 
     @property
     def total_ratio(self) -> float:
@@ -126,10 +130,18 @@ async def measure(point: Seen, folder: Path) -> Truth:
         return Truth(
             point,
             plan,
+            unshown_nbytes=_unshown_nbytes(facts, len(point.pictures)),
             mlx_peak_nbytes=status.memory.mlx_peak_bytes,
             rss_peak_nbytes=peak_rss(worker.pid),
             child_peak_nbytes=sum(sorted(readers.values())[-config.IMAGE_READS_MAX :]),
         )
+
+
+def _unshown_nbytes(facts: ModelFacts, shown: int) -> int:
+    """Return what a plan in float32 has for features of images that are kept and never shown."""
+    assert facts.sight is not None
+    kept = config.IMAGE_FEATURES_KEPT_MAX
+    return facts.sight.kept_nbytes(4) * max(kept - shown, 0) // kept
 
 
 async def _show(worker: WorkerProcess, point: Seen, number: int) -> int:

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
-from tokenizers import Tokenizer
 
 from mlxd_worker.engine.request import Image
 from tests.support.random_model import TINY, decoder_config, write_random_model
+from tests.support.seeing import add_tokens
 from tests.support.tiny_model import write_json
 
 GOLDEN: Final = Path(__file__).parents[1] / "data" / "models" / "gemma3_logits.json"
@@ -109,14 +108,7 @@ def write_marked_model(folder: Path) -> Path:
 
 def add_marks(folder: Path) -> None:
     """Teach the tokenizer of a model's folder what stands for an image; add the template."""
-    file = str(folder / "tokenizer.json")
-    tokenizer = Tokenizer.from_file(file)
-    tokenizer.add_special_tokens([*MARKS.values()])
-    tokenizer.save(file)
-    ids = {key: tokenizer.token_to_id(text) for key, text in MARKS.items()}
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    write_json(folder / "config.json", config | ids)
-    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    add_tokens(folder, MARKS, template=TEMPLATE)
 
 
 @dataclass(frozen=True, slots=True)

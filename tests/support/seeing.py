@@ -105,13 +105,18 @@ def write_placed_model(
 
 def add_place(folder: Path, *, template: str = TEMPLATE) -> None:
     """Teach the tokenizer of a model's folder an image's place; add the template that writes it."""
+    add_tokens(folder, {"image_token_id": PLACE}, template=template)
+
+
+def add_tokens(folder: Path, texts: Mapping[str, str], *, template: str) -> None:
+    """Teach a folder's tokenizer special tokens, its config their ids by key; add a template."""
     file = str(folder / "tokenizer.json")
     tokenizer = Tokenizer.from_file(file)
-    tokenizer.add_special_tokens([PLACE])
+    tokenizer.add_special_tokens([*texts.values()])
     tokenizer.save(file)
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    place = {"image_token_id": tokenizer.token_to_id(PLACE)}
-    write_json(folder / "config.json", config | place)
+    ids = {key: tokenizer.token_to_id(text) for key, text in texts.items()}
+    write_json(folder / "config.json", config | ids)
     (folder / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 

@@ -14,6 +14,8 @@ import mlx.core as mx
 from mlxd_models.families.common.sight_fields import COLOURS
 from mlxd_models.families.sighted.shaped import PATCHES, ShapedConfig
 from mlxd_models.files.image_settings import ImageSettings
+from mlxd_worker.kernels.device import runs_cpu
+from mlxd_worker.models.layers.settling import settle
 from mlxd_worker.models.layers.tower import scale_pixels
 from mlxd_worker.models.weights.reader import Reader
 
@@ -89,6 +91,19 @@ def patch_angles(config: ShapedConfig, order: mx.array, columns: int) -> mx.arra
     periods = mx.exp(steps * math.log(config.base))
     both = [axis.reshape(-1, 1).astype(mx.float32) / periods for axis in (heights, widths)]
     return mx.concatenate(both, axis=-1)[:, None]
+
+
+def split_heads(
+    joined: mx.array, turns: tuple[mx.array, mx.array], *, heads: int
+) -> tuple[mx.array, mx.array, mx.array]:
+    """Return queries, keys and values `[patches, heads, width]`, the first two rotated.
+
+    joined: [patches, 3 * hidden], evaluated on a CPU; nothing that is returned there holds it.
+    """
+    split = joined.reshape(joined.shape[0], 3, heads, -1)
+    queries, keys = (settle(turn_heads(split[:, part], turns)) for part in range(2))
+    values = split[:, 2]
+    return queries, keys, settle(mx.contiguous(values)) if runs_cpu() else values
 
 
 def turn_heads(heads: mx.array, turns: tuple[mx.array, mx.array]) -> mx.array:

@@ -20,12 +20,11 @@ from mlxd_models.families.sighted import shaped
 from mlxd_models.families.sighted import stacked as names
 from mlxd_models.families.sighted.stacked import StackedConfig
 from mlxd_models.families.sighted.tower import TowerActivation
-from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.layers.patches import (
     embed_patches,
     patch_angles,
+    split_heads,
     take_patches,
-    turn_heads,
 )
 from mlxd_worker.models.layers.settling import settle
 from mlxd_worker.models.layers.tower import LayerNorm, activate
@@ -144,10 +143,8 @@ class StackedTower:
         """Return what the patches read, before the output projection."""
         config = self.config
         joined = settle(layer.qkv(layer.attention_norm(rows)))
-        split = joined.reshape(-1, 3, config.heads, config.hidden // config.heads)
-        heads = [settle(turn_heads(split[:, part], turns)) for part in range(2)]
-        heads.append(settle(mx.contiguous(split[:, 2])) if runs_cpu() else split[:, 2])
-        del joined, split
+        heads = split_heads(joined, turns, heads=config.heads)
+        del joined
         queries, keys, values = (part.swapaxes(0, 1)[None] for part in heads)
         read = settle(attend_bounded(queries, keys, values))
         return read[0].swapaxes(0, 1).reshape(-1, config.hidden)

@@ -21,13 +21,12 @@ from mlxd_models.families.sighted import shaped
 from mlxd_models.families.sighted import windowed as names
 from mlxd_models.families.sighted.tower import TowerActivation
 from mlxd_models.families.sighted.windowed import WindowedConfig
-from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.layers.patches import (
     embed_patches,
     patch_angles,
+    split_heads,
     take_patches,
-    turn_heads,
 )
 from mlxd_worker.models.layers.settling import settle
 from mlxd_worker.models.layers.tower import activate
@@ -136,11 +135,9 @@ class WindowedTower:
         """
         config = self.config
         joined = settle(normed_times(rows, layer.attention_norm, layer.qkv))
-        split = joined.reshape(-1, 3, config.heads, config.hidden // config.heads)
-        heads = [settle(turn_heads(split[:, part], turns)) for part in range(2)]
-        heads.append(settle(mx.contiguous(split[:, 2])) if runs_cpu() else split[:, 2])
-        shape_of_head = split.shape[2:]
-        del joined, split
+        heads = split_heads(joined, turns, heads=config.heads)
+        shape_of_head = heads[0].shape[1:]
+        del joined
         read, first = [], 0
         for count, length in groups:
             stop = first + count * length
