@@ -30,13 +30,12 @@ from tests.bench.eviction import eviction_lines
 from tests.bench.loads import RUNS, load_lines
 from tests.bench.mixed import CONTEXT, mixed_lines
 from tests.bench.prefixes import BUDGETS_PERCENT, prefix_lines
-from tests.bench.report import Figures, figures, json_line, machine, table
-from tests.bench.server import chosen_cases, float32_llama, server_lines
+from tests.bench.report import Figures, figures, json_line, machine, table, write_lines
+from tests.bench.server import DEMO, chosen_cases, float32_llama, server_lines
 from tests.bench.speculation import ROUNDS, speculation_lines
 from tests.bench.ways import GrpcWay, PeerWay, Way
 from tests.support.served import serve
 
-DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
 SETTLING_TOKENS = 16
 CONTROLLER, WORKER = "mlxd: controller", "mlxd: worker directly"
 PEER, SHIPPED = "mlx-lm, float32, same BLAS", "mlx-lm as shipped (bf16)"
@@ -190,11 +189,7 @@ async def main() -> None:
         lines += disk_lines(args.disk_budgets)
     if args.eviction:
         lines += eviction_lines()
-    text = "".join(f"{line}\n" for line in lines)
-    if args.out is None:
-        sys.stdout.write(text)
-    else:
-        args.out.write_text(text, encoding="utf-8")
+    write_lines(lines, args.out)
     if args.pictures is not None:
         draw_all(map(json.loads, lines), args.pictures)
 

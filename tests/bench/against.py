@@ -2,9 +2,8 @@
 
 Each tree serves the same models by its own controller and worker, with its own environment; the
 load comes from this one's generator. Rounds run both trees, in an order of their own, with prompts
-of their own: what the machine does meanwhile hits both alike, so a few hundredths show. Ratios are
-of medians, this tree's to the other's; lower is better where a measure ends in `_s`. One JSON
-object a line goes to --out or standard output.
+of their own, so that what the machine does meanwhile hits both alike. Ratios are of medians, this
+tree's to the other's. One JSON object a line goes to --out or standard output.
 
 TREE is a checkout of another commit after `make setup`, such as a worktree.
 """
@@ -18,33 +17,32 @@ import random
 import statistics
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
-import grpc
-
-from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
-from mlxd_controller.bench.requests import GRPC, Request
-from mlxd_controller.cli.commands.serving.serve import LISTENING
+from mlxd_controller.bench.requests import Request
 from mlxd_shared.ops.measuring import Measures, Outcome, measures
 from tests.bench.cases import CASES, CLIENTS, CONTEXT, Case, make_closed
+from tests.bench.loads import FORMS
 from tests.bench.prompts import Prompts
-from tests.bench.report import json_line, machine
+from tests.bench.report import json_line, machine, write_lines
 from tests.bench.server import DEMO, SEED, SETTLING, float32_llama
-from tests.bench.sides import Side, put_load
+from tests.bench.sides import Side, our_side, put_load
 from tests.support.cli import clean_environment
 
 HERE: Final = Path(__file__).parents[2]
 NEW, OLD = "this", "other"
-MODEL: Final = "bench"
+DEMO_CONTEXT: Final = 1024
 OPEN_RATE: Final = 1.5
 """Requests a second of cases whose requests arrive by themselves."""
 
 JUDGED: Final = ("tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p99_s")
 """What clients see; the median time between tokens is nothing where messages carry several."""
+MORE_IS_BETTER: Final = "tokens_per_s"
+WORSE: Final = 1.03
 
 ALONE: Final = (
     Case("one", "one stream at a time, 128 in, 64 out", make_closed(8, 128, 64)),
@@ -52,37 +50,12 @@ ALONE: Final = (
 )
 """Put by one client, on both models."""
 
-LOADS: Final = ("stored", "float32", "q4")
-
 Rounds = dict[str, list[Measures]]
 
 
-@asynccontextmanager
-async def serve_tree(tree: Path, folder: Path, context: int) -> AsyncIterator[Side]:
-    """Serve the model in `folder` by a tree's own controller and worker, in float32."""
-    process = await asyncio.create_subprocess_exec(
-        *(str(tree / ".venv/bin/python"), "-m", "mlxd_controller.cli", "serve"),
-        *("--address", "127.0.0.1:0", "--model", f"{MODEL}={folder}"),
-        cwd=tree,
-        env=clean_environment(),
-        stdin=asyncio.subprocess.DEVNULL,
-        stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
-    )
-    assert process.stdout is not None
-    try:
-        address = (await process.stdout.readline()).decode().strip().removeprefix(LISTENING)
-        options = types_pb2.LoadOptions(
-            weights=types_pb2.WEIGHTS_FORMAT_FLOAT32, rows_max=CLIENTS, context_length=context
-        )
-        request = model_pb2.LoadModelRequest(model=MODEL, options=options)
-        async with grpc.aio.insecure_channel(address) as channel:
-            async for _ in model_pb2_grpc.ModelServiceStub(channel).LoadModel(request):
-                pass
-        yield Side(GRPC, address, MODEL)
-    finally:
-        process.terminate()
-        await process.wait()
+def python_of(tree: Path) -> str:
+    """Return the interpreter that has a tree's packages."""
+    return sys.executable if tree == HERE else str(tree / ".venv" / "bin" / "python")
 
 
 class Pair:
@@ -119,47 +92,58 @@ def _pace(requests: Sequence[Request]) -> list[Request]:
 
 
 async def serving_lines(
-    trees: Mapping[str, Path], folder: Path, name: str, *, cases: Sequence[Case], rounds: int
+    trees: Mapping[str, Path],
+    folder: Path,
+    name: str,
+    *,
+    context: int,
+    cases: Sequence[Case],
+    rounds: int,
+    alone: Sequence[Case] = ALONE,
 ) -> list[str]:
     """Compare what both trees serve of the model in `folder`; return JSON lines."""
-    context = 1024 if folder == DEMO else CONTEXT
     async with AsyncExitStack() as stack:
         sides = {
-            key: await stack.enter_async_context(serve_tree(tree, folder, context))
+            key: await stack.enter_async_context(
+                our_side(folder, rows_max=CLIENTS, context=context, python=python_of(tree))
+            )
             for key, tree in trees.items()
         }
         pair = Pair(folder, sides)
         lines: list[str] = []
-        for case in (*ALONE, *cases):
-            clients = 1 if case in ALONE else CLIENTS
-            measured = await pair.compare(case, rounds=rounds, clients=clients)
-            lines += _judge(f"{name}.{case.key}", measured, JUDGED)
+        for some, clients in ((alone, 1), (cases, CLIENTS)):
+            for case in some:
+                measured = await pair.compare(case, rounds=rounds, clients=clients)
+                lines += judge(f"{name}.{case.key}", measured, JUDGED)
         return lines
 
 
-async def script_lines(trees: Mapping[str, Path], folder: Path, *, rounds: int) -> list[str]:
-    """Compare how fast models load, and steps of mixed lengths, by each tree's own benches."""
+async def loading_lines(trees: Mapping[str, Path], folder: Path, *, rounds: int) -> list[str]:
+    """Compare how fast each tree's loader is with cached files; `folder` takes 1.4 GB."""
+    plain, packed = folder / "plain", folder / "packed"
+    await _run(HERE, "write", str(plain), str(packed))
     lines: list[str] = []
-    for form in LOADS:
-        took: Rounds = {key: [] for key in trees}
-        for number in range(rounds):
-            for key, tree in sorted(trees.items(), reverse=bool(number % 2)):
-                arguments = ("tests.bench.loads", "--runs", "1", "--forms", form, "--folder")
-                for line in (await _run(tree, *arguments, str(folder))).splitlines():
-                    figure = json.loads(line)
-                    if figure.get("key") == f"loads.{form}.cached.ours_s":
-                        took[key].append({"took_s": figure["value"]})
-        lines += _judge(f"loads.{form}", took, ("took_s",))
+    draws, names = random.Random(SEED), list(trees)
+    for form in FORMS:
+        took: Rounds = {name: [] for name in names}
+        for number in range(rounds + 1):
+            draws.shuffle(names)
+            for name in names:
+                model = packed if form == "q4" else plain
+                figures = json.loads(await _run(trees[name], "ours", form, str(model)))
+                if number:  # the first one brings the files into the cache
+                    took[name].append(figures)
+        lines += judge(f"loads.{form}", took, ("took_s",))
     return lines
 
 
 async def _run(tree: Path, *arguments: str) -> str:
+    """Run a tree's own `load_side`; return what it prints."""
     process = await asyncio.create_subprocess_exec(
-        *(str(tree / ".venv/bin/python"), "-m", *arguments),
+        *(python_of(tree), "-m", "tests.bench.load_side", *arguments),
         cwd=tree,
         env=clean_environment(),
         stdout=asyncio.subprocess.PIPE,
-        stderr=asyncio.subprocess.DEVNULL,
     )
     out, _ = await process.communicate()
     if process.returncode:
@@ -167,21 +151,23 @@ async def _run(tree: Path, *arguments: str) -> str:
     return out.decode()
 
 
-def _judge(key: str, measured: Rounds, names: Iterable[str]) -> list[str]:
+def judge(key: str, measured: Mapping[str, Sequence[Measures]], names: Sequence[str]) -> list[str]:
+    """Return JSON lines of medians and their ratios; show them, and which are worse."""
     lines = []
     for name in names:
-        values = {side: [run[name] for run in runs] for side, runs in measured.items()}
-        middle = {side: statistics.median(numbers) for side, numbers in values.items()}
+        middle = {
+            side: statistics.median(run[name] for run in runs) for side, runs in measured.items()
+        }
         ratio = middle[NEW] / middle[OLD]
-        worse = ratio if name.endswith("_s") and "_per_" not in name else 1 / ratio
+        worse = (1 / ratio if name == MORE_IS_BETTER else ratio) > WORSE
         sys.stderr.write(
-            f"  {key + '.' + name:32s} {middle[OLD]:10.4f} -> {middle[NEW]:10.4f}  {ratio:5.3f}"
-            f"{'  worse' if worse > 1.03 else ''}\n"
+            f"  {f'{key}.{name}':32s} {middle[OLD]:10.4f} -> {middle[NEW]:10.4f}"
+            f"  {ratio:5.3f}{'  worse' if worse else ''}\n"
         )
         lines.append(
             json_line(
                 "against", key=f"against.{key}.{name}", this=middle[NEW], other=middle[OLD],
-                ratio=ratio, runs=len(values[NEW]),
+                ratio=ratio, worse=worse, runs=len(measured[NEW]),
             )
         )  # fmt: skip
     return lines
@@ -191,10 +177,10 @@ async def main() -> None:
     """Compare one stream, the cases of the server bench, and loads."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tree", type=Path, help="another checkout, set up")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="*", default=list("abcdef"))
     parser.add_argument("--models", nargs="*", choices=("demo", "llama"), default=["demo", "llama"])
-    parser.add_argument("--load-rounds", type=int, default=5, help="0: none")
+    parser.add_argument("--load-rounds", type=int, default=9, help="0: none")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     trees = {NEW: HERE, OLD: args.tree.resolve()}
@@ -202,17 +188,17 @@ async def main() -> None:
     lines = [json_line("machine", **machine())]
     with tempfile.TemporaryDirectory() as folder:
         if "demo" in args.models:
-            lines += await serving_lines(trees, DEMO, "demo", cases=(), rounds=4 * args.rounds)
+            lines += await serving_lines(
+                trees, DEMO, "demo", context=DEMO_CONTEXT, cases=(), rounds=4 * args.rounds
+            )
         if "llama" in args.models:
             model = await float32_llama(Path(folder) / "llama")
-            lines += await serving_lines(trees, model, "llama", cases=cases, rounds=args.rounds)
+            lines += await serving_lines(
+                trees, model, "llama", context=CONTEXT, cases=cases, rounds=args.rounds
+            )
         if args.load_rounds:
-            lines += await script_lines(trees, Path(folder), rounds=args.load_rounds)
-    text = "".join(f"{line}\n" for line in lines)
-    if args.out is None:
-        sys.stdout.write(text)
-    else:
-        args.out.write_text(text, encoding="utf-8")
+            lines += await loading_lines(trees, Path(folder), rounds=args.load_rounds)
+    write_lines(lines, args.out)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from mlxd_worker.machine.products import (
     hand_over,
     start,
 )
-from tests.bench.report import json_line, machine
+from tests.bench.report import json_line, machine, write_lines
 
 ROWS: Final = (*range(1, 17), 32, 128, 512)
 SHAPES: Final = ((512, 512), (8192, 2048), (40000, 2048))
@@ -163,11 +163,7 @@ def main() -> None:
     lines = [json_line("machine", **machine(), products=libraries.reason)]
     for columns, inner in SHAPES:
         lines += measure(libraries, columns, inner, args.seconds)
-    text = "".join(f"{line}\n" for line in lines)
-    if args.out is None:
-        sys.stdout.write(text)
-    else:
-        args.out.write_text(text, encoding="utf-8")
+    write_lines(lines, args.out)
 
 
 if __name__ == "__main__":

@@ -6,9 +6,11 @@ import json
 import os
 import platform
 import statistics
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import metadata
+from pathlib import Path
 
 from mlxd_shared.ops.machine import processor_name
 from mlxd_shared.ops.measuring import Outcome
@@ -54,6 +56,15 @@ def machine() -> dict[str, str]:
 def _is_installed(package: str) -> bool:
     """Tell whether a package is there: a GPU needs no BLAS, and a server no peer."""
     return next(iter(metadata.distributions(name=package)), None) is not None
+
+
+def write_lines(lines: Iterable[str], out: Path | None) -> None:
+    """Write the report to a file, or to standard output."""
+    text = "".join(f"{line}\n" for line in lines)
+    if out is None:
+        sys.stdout.write(text)
+    else:
+        out.write_text(text, encoding="utf-8")
 
 
 def json_line(kind: str, **values: object) -> str:

@@ -24,7 +24,7 @@ from tests.bench.azure import TRACE
 from tests.bench.cases import CASES, CLIENTS, CONTEXT, LOAD_FRACTION, Case, make_closed
 from tests.bench.gguf_file import KINDS
 from tests.bench.prompts import Prompts
-from tests.bench.report import json_line, machine
+from tests.bench.report import json_line, machine, write_lines
 from tests.bench.sides import Side, llama_side, our_side, peer_side, put_load
 
 DEMO = Path(__file__).parents[2] / "shared" / "mlxd_shared" / "demo_model"
@@ -219,11 +219,7 @@ async def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = await float32_llama(Path(folder) / "random-llama")
         report_lines = await server_lines(model, cases=args.cases, runs=args.runs, llama=args.llama)
-    text = "".join(f"{line}\n" for line in [json_line("machine", **machine()), *report_lines])
-    if args.out is None:
-        sys.stdout.write(text)
-    else:
-        args.out.write_text(text, encoding="utf-8")
+    write_lines([json_line("machine", **machine()), *report_lines], args.out)
 
 
 if __name__ == "__main__":

@@ -36,9 +36,14 @@ class Side:
 
 
 @asynccontextmanager
-async def our_side(folder: Path, *, rows_max: int, context: int) -> AsyncIterator[Side]:
-    """Serve the model in `folder` by a controller and a worker of its own, in float32."""
-    async with serve("--model", f"bench={folder}") as server:
+async def our_side(
+    folder: Path, *, rows_max: int, context: int, python: str = sys.executable
+) -> AsyncIterator[Side]:
+    """Serve the model in `folder` by a controller and a worker of its own, in float32.
+
+    python: the interpreter, which decides whose they are.
+    """
+    async with serve("--model", f"bench={folder}", python=python) as server:
         options = types_pb2.LoadOptions(
             weights=types_pb2.WEIGHTS_FORMAT_FLOAT32, rows_max=rows_max, context_length=context
         )

@@ -60,10 +60,14 @@ async def start(
     stderr: int = asyncio.subprocess.PIPE,
     cwd: Path | None = None,
     environment: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
 ) -> asyncio.subprocess.Process:
-    """Start `mlxd` with `arguments`; nothing of this process's own settings reaches it."""
+    """Start `mlxd` with `arguments`; nothing of this process's own settings reaches it.
+
+    python: the interpreter, which decides whose `mlxd` it is.
+    """
     return await asyncio.create_subprocess_exec(
-        *COMMAND,
+        *(python, *COMMAND[1:]),
         *arguments,
         stdin=stdin,
         stdout=stdout,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
+import sys
 import tempfile
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
@@ -47,8 +48,9 @@ async def serve(
     *options: str,
     address: str = "127.0.0.1:0",
     environment: Mapping[str, str] = MappingProxyType({}),
+    python: str = sys.executable,
 ) -> AsyncIterator[Served]:
-    """Serve with `options` around the body, then stop gracefully."""
+    """Serve with `options` around the body, then stop gracefully; python: as of `start`."""
     with tempfile.TemporaryDirectory(prefix="mlxd-test-") as folder:
         log_path = Path(folder) / "log"
         with log_path.open("wb") as log:
@@ -56,6 +58,7 @@ async def serve(
                 *("serve", "--address", address, "--log-format", "json", *options),
                 stderr=log.fileno(),
                 environment=environment,
+                python=python,
             )
         try:
             assert process.stdout is not None

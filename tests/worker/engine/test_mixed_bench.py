@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from tests.bench.__main__ import DEMO
 from tests.bench.mixed import SHORT_STEPS, Ours
+from tests.bench.server import DEMO
 
 
 def test_rows_of_mixed_lengths_are_served_to_their_ends() -> None:
