@@ -47,8 +47,8 @@ SCORES_ALIVE: Final = 3
 """Attention scores as products, exponentials and sums; on a CPU they are there once."""
 
 ROWS_ALIVE, ROWS_ALIVE_CPU = 12, 30
-"""Rows around attention, which a CPU has of more than one layer at once. Measured there with six
-types, widths of 128 to 512, 64 and 256 places: what is said is 1.1 to 1.6 times what was taken."""
+"""Rows around attention, which a CPU has of more than one layer at once. Measured there: six types
+of width 128, three of 256 or 512, 64 and 256 places, said to take 1.1 to 1.8 times what they do."""
 
 _WIDTHS: Final = ("embed_dim", "hidden_size", "out_hidden_size")
 _INNER: Final = ("intermediate_size",)
