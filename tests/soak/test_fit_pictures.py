@@ -72,8 +72,10 @@ def make_stacked() -> Seen:
         "num_key_value_heads": NARROW.kv_heads, "intermediate_size": NARROW.mlp,
         "max_position_embeddings": NARROW.context, "vocab_size": VOCAB,
     }  # fmt: skip
-    settings = shaped_settings(32, min_pixels=64 * 64, max_pixels=32 * 32 * 16_384)
-    settings["image_processor_type"] = "Qwen2VLImageProcessorFast"
+    settings = shaped_settings(
+        32, min_pixels=64 * 64, max_pixels=32 * 32 * 16_384,
+        image_processor_type="Qwen2VLImageProcessorFast",
+    )  # fmt: skip
     return Seen("qwen3-vl-256", config, settings, ((2048, 2048),), places=4096)
 
 

@@ -71,9 +71,9 @@ class Prover:
     def prove_family(self, subject: Subject) -> None:
         """Prove paths and checks on one model."""
         self._trying(f"the engine on {subject.name}")
-        problem = _attempt(partial(_run, subject))
+        runs = partial(_run, subject)
+        problem = _attempt(runs)
         if problem is not None:
-            runs = partial(_run, subject)
             self._settle("the engine runs", subject.name, problem, runs, self._all_on(subject))
         for proof in self._paths_on(subject.kind):
             self._trying(f"{proof.path} on {subject.name}")
@@ -103,6 +103,7 @@ class Prover:
         ]
 
     def _all_on(self, subject: Subject) -> list[FastPath]:
+        """Return the same for a model, without what proves them."""
         return [proof.path for proof in self._paths_on(subject.kind)]
 
     def _prove(
