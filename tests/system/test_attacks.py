@@ -11,8 +11,8 @@ import pytest
 from tests.support.attacks.report import check, figures
 from tests.support.attacks.siege import MINIATURE, Plan, besiege
 
-PLAN = Plan(seconds=8.0, settings=MINIATURE, alone_s=1.0, waiting_max=1)
-"""So few may wait that 200 calls at once are more than the server takes."""
+PLAN = Plan(seconds=8.0, settings=MINIATURE, alone_s=1.0, rows_max=4, waiting_max=1)
+"""So few decode and wait that 50 streams at once are more than the server takes, however fast."""
 HEALTH_MS_MAX = 60_000.0
 """Of a machine that may stand still for seconds; the promise is measured on a quiet one."""
 

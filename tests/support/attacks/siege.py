@@ -33,7 +33,6 @@ from tests.support.worker_process import ROOT
 ATTACKER = "tests.support.attacks.attacker"
 WATCHER = "tests.support.attacks.watcher"
 BARE = "tests.support.bare_server"
-ROWS_MAX = 32
 GOOD_TOKENS = 100
 END_S_MAX = 240.0
 """What attackers may take to end once their time is over: their last calls' deadlines, and more."""
@@ -77,6 +76,7 @@ class Plan:
 
     warm_s: for how long it is attacked before anything is counted.
     round_s: how long a round takes; None: all attacks at once, and no rounds.
+    rows_max: how many streams decode at once.
     waiting_max: how many streams may wait for a row; None: as many as a server lets by itself.
     settle_s: for how long nothing is under way before what the server holds is looked at.
     """
@@ -86,6 +86,7 @@ class Plan:
     alone_s: float
     warm_s: float = 0.0
     round_s: float | None = None
+    rows_max: int = 32
     waiting_max: int | None = None
     settle_s: float = 0.0
     seed: int = 1
@@ -125,7 +126,7 @@ async def besiege(plan: Plan, folder: Path) -> Outcome:
     async with (
         serve("--run-dir", str(run_dir), "--reserve", "1%", *waiting) as server,
         Client(server.address) as client,
-        client.load(MODEL, options=LoadSpec(rows_max=ROWS_MAX)) as updates,
+        client.load(MODEL, options=LoadSpec(rows_max=plan.rows_max)) as updates,
     ):
         async for _ in updates:
             pass
