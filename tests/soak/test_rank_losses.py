@@ -35,8 +35,11 @@ TWO = LoadSpec(ranks=2, context_length=1024)
 
 
 def starve(pid: int) -> None:
-    """Have a process get no more memory: what it has next to map, it does not get."""
-    resource.prlimit(pid, resource.RLIMIT_AS, (1 << 20, 1 << 20))
+    """Have a process get no more memory: neither maps nor what its allocator has reserved.
+
+    RLIMIT_AS would leave it the latter, 64 MiB a thread: Linux looks at RLIMIT_DATA alone there.
+    """
+    resource.prlimit(pid, resource.RLIMIT_DATA, (1 << 20, 1 << 20))
 
 
 WAYS: dict[str, Callable[[int], None]] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -83,3 +85,16 @@ def test_nothing_steers_the_terminal_of_a_log() -> None:
     (line,) = stream.getvalue().splitlines()
     assert "refused \\x1b[2J" in line
     assert "a\\x9b2J\\x0ab" in line
+
+
+def test_a_log_imports_no_rich_and_leaves_others_theirs() -> None:
+    """It would show nothing with rich, whose import takes a sixth of a worker's start."""
+    program = (
+        "import sys; from mlxd_shared.ops.logs import configure\n"
+        "configure(fmt='console')\n"
+        "assert not [name for name in sys.modules if name.partition('.')[0] == 'rich']\n"
+        "import rich.console\n"
+        "configure(fmt='json')\n"
+        "assert 'rich' in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
