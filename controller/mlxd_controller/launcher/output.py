@@ -6,12 +6,14 @@ import asyncio
 import codecs
 import json
 from collections.abc import AsyncIterator
-
-from structlog.typing import FilteringBoundLogger
+from typing import TYPE_CHECKING
 
 from mlxd_controller.runtime.kept_lines import KeptLines
 from mlxd_shared import config
 from mlxd_shared.ops.logs import LEVELS
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 READ_CHUNK_BYTES = 64 * config.KIB
 CUT_MARK = " [cut]"

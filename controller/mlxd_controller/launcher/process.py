@@ -16,8 +16,7 @@ import os
 import signal
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-
-from structlog.typing import FilteringBoundLogger
+from typing import TYPE_CHECKING
 
 from mlxd_controller.launcher.child import Child, Pipe, PipeReader
 from mlxd_controller.launcher.output import Output
@@ -28,6 +27,9 @@ from mlxd_shared import config
 from mlxd_shared.ops.known_process import KnownProcess
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.proof import Proof
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 END_UNKNOWN = 255
 """The exit code of a worker whose end we could not observe."""

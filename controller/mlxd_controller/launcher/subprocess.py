@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from pathlib import Path
-
-from structlog.typing import FilteringBoundLogger
+from typing import TYPE_CHECKING
 
 from mlxd_controller.launcher import child
 from mlxd_controller.launcher.child import Pipe, PipeReader
@@ -35,6 +34,9 @@ from mlxd_shared.ops.backends import check_own_worker
 from mlxd_shared.ops.known_process import mark_of
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.wire.proof import Proof
+
+if TYPE_CHECKING:
+    from structlog.typing import FilteringBoundLogger
 
 WORKER_COMMAND = (sys.executable, "-m", "mlxd_worker")
 _log = get_logger("launcher")

@@ -13,7 +13,6 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import TypeVar
 
-import structlog
 from google.protobuf.message import Message
 
 from mlxd.v1 import inference_pb2, score_pb2
@@ -29,6 +28,7 @@ from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
 from mlxd_models.files.image_settings import unseen
 from mlxd_shared.domain.errors import DuplicateRequest, FieldNotServed, InvalidRequest, MlxdError
+from mlxd_shared.ops.logs import bind_to_log
 from mlxd_shared.security.callers import current_caller
 from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
@@ -94,7 +94,7 @@ class InferenceService:
                 meter.request_id = request_id
                 if ref.facts.sight is None:  # before anybody is unloaded for it
                     await run_paced(_refuse_images, request, ref)
-                structlog.contextvars.bind_contextvars(request_id=request_id, model=ref.name)
+                bind_to_log(request_id=request_id, model=ref.name)
                 key = await run_paced(key_of, request, ref.digest)
                 relays = [
                     Relay(

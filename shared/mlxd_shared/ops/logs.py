@@ -104,14 +104,15 @@ def _import_without_rich() -> None:
 
     structlog imports rich wherever it can, and that takes a sixth of a worker's start.
     """
-    if RICH in sys.modules:
-        return
     modules = cast("dict[str, ModuleType | None]", sys.modules)
+    before = modules.get(RICH)
     modules[RICH] = None  # what the import system takes for absent
     try:
         importlib.import_module("structlog.dev")
     finally:
-        del sys.modules[RICH]
+        modules.pop(RICH)
+        if before is not None:
+            modules[RICH] = before
 
 
 def _harmless(
@@ -125,6 +126,13 @@ def _harmless(
             lines = name in ("exception", "stack")
             event[name] = escape(value) if lines else escape_line(value)
     return event
+
+
+def bind_to_log(**values: object) -> None:
+    """Have each line that this task writes from now on say these as well."""
+    import structlog  # noqa: PLC0415 - see above
+
+    structlog.contextvars.bind_contextvars(**values)
 
 
 class _Logger:

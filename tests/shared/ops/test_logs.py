@@ -87,14 +87,24 @@ def test_nothing_steers_the_terminal_of_a_log() -> None:
     assert "a\\x9b2J\\x0ab" in line
 
 
-def test_a_log_imports_no_rich_and_leaves_others_theirs() -> None:
+@pytest.mark.parametrize("before", ["", "import rich.cells\n"])
+def test_a_log_imports_no_rich_and_leaves_others_theirs(before: str) -> None:
     """It would show nothing with rich, whose import takes a sixth of a worker's start."""
     program = (
-        "import sys; from mlxd_shared.ops.logs import configure\n"
+        f"{before}import sys; from mlxd_shared.ops.logs import configure\n"
         "configure(fmt='console')\n"
-        "assert not [name for name in sys.modules if name.partition('.')[0] == 'rich']\n"
+        "assert 'rich.traceback' not in sys.modules\n"
         "import rich.console\n"
         "configure(fmt='json')\n"
-        "assert 'rich' in sys.modules\n"
+        "assert sys.modules['rich'] is rich\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True)
+
+
+def test_no_process_of_ours_imports_structlog_before_its_log_is_set_up() -> None:
+    """It would bring rich along."""
+    program = (
+        "import sys; import mlxd_worker.__main__, mlxd_controller.cli.commands.serving.serve\n"
+        "assert 'structlog' not in sys.modules\n"
     )
     subprocess.run([sys.executable, "-c", program], check=True)

@@ -8,8 +8,8 @@ Invariants:
   target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
   single prompt goes by in small pieces, without notice, and a crowd of them at full speed.
 - Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
-  `SHARE_MIN` of the time that decoding takes, also where decoding alone exceeds the target. Where
-  tokens come together or not at all (`fit`), a step that has none yet has all of them.
+  `SHARE_MIN` of the time that decoding takes, whatever the target. Where tokens come together or
+  not at all (`fit`), a step that has none yet has all of them.
 - One step never evaluates more than one whole pass, of however many prompts: so long at most is a
   cancel, a deadline or a new stream waited with.
 """
@@ -27,8 +27,9 @@ CRUMB_TOKENS: Final = 32
 """Where no more than this, and no more than half of what a pass has, would be left of a prompt, the
 pass takes it too: another one for so few would read all weights again."""
 
-SHARE_MIN: Final = 0.5
-"""Prefill's least part of the time that a decode step takes."""
+SHARE_MIN: Final = 1.0
+"""Prefill's least part of the time that a decode step takes. With less, where that is long, prompts
+that come as fast as streams end wait in a queue that only grows (0103)."""
 
 PIECE_MIN_S: Final = 0.02
 """A step may always spend so long on prompts, and as long as it decodes, if the target allows."""
