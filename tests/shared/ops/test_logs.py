@@ -91,14 +91,17 @@ def test_nothing_steers_the_terminal_of_a_log() -> None:
 def test_a_log_imports_no_rich_and_leaves_others_theirs(before: str) -> None:
     """It would show nothing with rich, whose import takes a sixth of a worker's start."""
     program = (
-        f"{before}import sys; from mlxd_shared.ops.logs import configure\n"
+        f"{before}import sys; from mlxd_shared.ops.logs import configure, get_logger\n"
         "configure(fmt='console')\n"
+        "get_logger('test').error('failed', exc_info=ValueError('broken'))\n"
         "assert 'rich.traceback' not in sys.modules\n"
         "import rich.console\n"
         "configure(fmt='json')\n"
         "assert sys.modules['rich'] is rich\n"
     )
-    subprocess.run([sys.executable, "-c", program], check=True)
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "ValueError: broken" in done.stderr
 
 
 def test_no_process_of_ours_imports_structlog_before_its_log_is_set_up() -> None:
