@@ -35,13 +35,12 @@ from tests.support.storm_tally import Tally
 from tests.support.worker_process import ROOT
 
 NODES = ("a", "b", "c")
-KILL, STOP, CONTINUE, CONTROLLER = "kill", "stop", "continue", "controller"
-JOIN = "join"
+KILL, JOIN, STOP, CONTINUE, CONTROLLER = "kill", "join", "stop", "continue", "controller"
 STATUS_S_MAX = 5.0
 """How long a server may take to say who has streams, before somebody else is lost."""
 REACHED_S_MAX = 120.0
 MEASURED_AT = 0.44
-"""The part of the time after which memory and calls are measured."""
+"""The part of the time after which memory and calls are measured: of ten minutes, a calm moment."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -102,7 +102,7 @@ def configure(*, level: str = "info", fmt: LogFormat = "auto", stream: TextIO = 
 def _import_without_rich() -> None:
     """Import structlog as where rich is not installed: it renders nothing here.
 
-    structlog imports rich wherever it can, and that takes a sixth of a worker's start.
+    structlog imports rich wherever it can, and that takes a fifth of a worker's start.
     """
     modules = cast("dict[str, ModuleType | None]", sys.modules)
     before = modules.get(RICH)

@@ -89,7 +89,7 @@ def test_nothing_steers_the_terminal_of_a_log() -> None:
 
 @pytest.mark.parametrize("before", ["", "import rich.cells\n"])
 def test_a_log_imports_no_rich_and_leaves_others_theirs(before: str) -> None:
-    """It would show nothing with rich, whose import takes a sixth of a worker's start."""
+    """It would show nothing with rich, whose import takes a fifth of a worker's start."""
     program = (
         f"{before}import sys; from mlxd_shared.ops.logs import configure, get_logger\n"
         "configure(fmt='console')\n"

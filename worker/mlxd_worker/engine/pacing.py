@@ -7,9 +7,10 @@ Invariants:
   bring what waits to its end in `BACKLOG_STEPS`, but no more than fit between a decode step and the
   target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
   single prompt goes by in small pieces, without notice, and a crowd of them at full speed.
-- Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill gets at least
-  `SHARE_MIN` of the time that decoding takes, whatever the target. Where tokens come together or
-  not at all (`fit`), a step that has none yet has all of them.
+- Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill may take as long as
+  decoding does, whatever the target. With less, where steps are long, prompts that come as fast as
+  streams end wait in a queue that only grows. Where tokens come together or not at all (`fit`), a
+  step that has none yet has all of them.
 - One step never evaluates more than one whole pass, of however many prompts: so long at most is a
   cancel, a deadline or a new stream waited with.
 """
@@ -27,12 +28,8 @@ CRUMB_TOKENS: Final = 32
 """Where no more than this, and no more than half of what a pass has, would be left of a prompt, the
 pass takes it too: another one for so few would read all weights again."""
 
-SHARE_MIN: Final = 1.0
-"""Prefill's least part of the time that a decode step takes. With less, where that is long, prompts
-that come as fast as streams end wait in a queue that only grows (0103)."""
-
 PIECE_MIN_S: Final = 0.02
-"""A step may always spend so long on prompts, and as long as it decodes, if the target allows."""
+"""A step may always spend so long on prompts, if the target allows."""
 
 GENTLE_TOKENS_MAX: Final = 192
 """Where more prompt tokens wait, they never go by in the smallest pieces."""
@@ -127,7 +124,7 @@ class Pacer:
         self._gentle = False
         if decoding:
             decode_s = self.decode_step_s
-            most_s = max(self._target_s - decode_s, SHARE_MIN * decode_s)
+            most_s = max(self._target_s - decode_s, decode_s)
             wanted_s = waiting_tokens * self.prefill_token_s / BACKLOG_STEPS
             piece_s = max(decode_s, PIECE_MIN_S)
             known = self._prefill.work > 0.0
