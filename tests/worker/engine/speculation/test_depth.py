@@ -5,6 +5,7 @@ In the reference's cases a cost is told by the guesses of a step, so that plain 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 
 import pytest
@@ -19,9 +20,12 @@ from mlxd_worker.engine.speculation.depth import (
     PLAIN,
     PROBE_INTERVAL_MAX,
     PROBE_INTERVAL_MIN,
+    PROBE_SHARE,
     RATE_DEFAULT,
+    SKIPPED_MAX,
     Choice,
     DepthController,
+    Limits,
     Offer,
     Record,
 )
@@ -49,7 +53,7 @@ class World:
     def round(self, *, most: int = 16) -> int:
         """Do one step; return how many tokens it guessed."""
         offers = [Offer(most, 0, self.record)]
-        choice = self.controller.choose(1, offers, width_max=17, shared_max=17)
+        choice = self.controller.choose(1, offers, lambda: Limits(17, 17))
         depth = choice.width - 1
         right = min(self.accepted(self.guessed), depth)
         if depth:
@@ -163,6 +167,18 @@ def test_what_does_not_pay_is_tried_ever_more_seldom() -> None:
     assert PROBE_INTERVAL_MAX == 512
 
 
+def test_tries_lose_no_more_than_their_share() -> None:
+    """A step of two that costs ten times as much: the first try of it, then a hundredth."""
+    world = World(lambda depth: 30 + 300 * depth, two_of_five)
+    world.rounds(4)
+    depths = world.rounds(4096)
+
+    tried = sum(map(bool, depths))
+    assert tried >= 1
+    assert tried * (330 - 2 * 30) <= PROBE_SHARE * 30 * len(depths)
+    assert not any(one and two for one, two in itertools.pairwise(depths))
+
+
 def test_what_pays_again_is_found() -> None:
     """In a good time the guesses are back within 8,192 rounds, and tries are frequent again."""
     world = park_stream()
@@ -215,21 +231,55 @@ def sure() -> Record:
 
 
 @pytest.mark.parametrize(
-    ("guessing", "expected"), [(0, PLAIN), (1, PLAIN), (16, Choice(4, apart=True)), (32, Choice(4))]
+    ("guessing", "expected"),
+    [(0, PLAIN), (1, PLAIN), (16, PLAIN), (24, Choice(4, apart=True)), (32, Choice(4))],
 )
 def test_many_rows_weigh_what_all_of_them_gain(
     busy: DepthController, guessing: int, expected: Choice
 ) -> None:
-    """One sure row of 32 slows nobody down; half of them take a pass of their own."""
+    """One sure row of 32 slows nobody down, nor do half; most take a pass of their own."""
     offers = [Offer(3, 16, sure())] * guessing
-    assert busy.choose(32, offers, width_max=4, shared_max=4) == expected
+    assert busy.choose(32, offers, lambda: Limits(4, 4)) == expected
+
+
+@pytest.mark.parametrize("rows", [11, 32])
+def test_a_crowd_that_copies_nothing_looks_for_guesses_seldom(
+    busy: DepthController, rows: int
+) -> None:
+    """One step in nine, and each again once guesses pay; few rows look in all of them."""
+    looked = 0
+    for _ in range(900):
+        if busy.looks(rows):
+            looked += 1
+            assert busy.choose(rows, [], lambda: Limits(4, 4)) == PLAIN
+    assert looked == 900 if rows == 11 else 100 <= looked <= 100 + SKIPPED_MAX
+
+    while not busy.looks(rows):
+        pass
+    assert busy.choose(rows, [Offer(3, 16, sure())] * rows, lambda: Limits(4, 4)).width == 4
+    assert busy.looks(rows)
+
+
+def test_what_cannot_pay_asks_for_no_limits(busy: DepthController) -> None:
+    """They are read from every row's caches; a sure row of 32 is not worth that."""
+
+    def limits() -> Limits:
+        raise AssertionError("nobody needs them")
+
+    assert busy.choose(32, [Offer(3, 16, sure())], limits) == PLAIN
+
+
+def test_fewer_rows_than_were_ever_stepped_may_guess(busy: DepthController) -> None:
+    """What a plain step of theirs takes is known well enough by those of others."""
+    offers = [Offer(3, 16, sure())] * 28
+    assert busy.choose(28, offers, lambda: Limits(4, 4)) == Choice(4)
 
 
 def test_rows_that_can_take_no_more_are_left_in_a_plain_pass(busy: DepthController) -> None:
     """A pass that not all rows can take is run apart, and none that those with guesses cannot."""
     offers = [Offer(3, 16, sure())] * 24
-    assert busy.choose(32, offers, width_max=4, shared_max=1) == Choice(4, apart=True)
-    assert busy.choose(32, offers, width_max=3, shared_max=1) == PLAIN
+    assert busy.choose(32, offers, lambda: Limits(4, 1)) == Choice(4, apart=True)
+    assert busy.choose(32, offers, lambda: Limits(3, 1)) == PLAIN
 
 
 def test_few_rows_share_a_pass() -> None:
@@ -240,7 +290,7 @@ def test_few_rows_share_a_pass() -> None:
             controller.learn_pass(rows, 1, plain / 1000)
             controller.learn_pass(rows, 4, wide / 1000)
     offers = [Offer(3, 16, sure())]
-    assert controller.choose(4, offers * 3, width_max=4, shared_max=4) == Choice(4)
+    assert controller.choose(4, offers * 3, lambda: Limits(4, 4)) == Choice(4)
 
 
 def test_a_plain_step_is_reckoned_from_those_with_more_rows_and_fewer() -> None:

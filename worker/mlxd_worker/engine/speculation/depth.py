@@ -7,14 +7,16 @@ Invariants:
   plain decoding, and is left only where the gain is more than noise.
 - One stalled step neither starts guessing nor ends it where the difference is clear (`costs`).
 - Where wider steps do not pay they are tried again, ever more seldom: costs change, and nobody
-  tells.
+  tells. What tries lose is bounded by a share of the time, whatever becomes of them.
+- What is of no use in most steps is not computed in any: limits and likely gains are asked for only
+  where the best that guesses can come to would pay.
 - Nothing here is about one stream's content: a row brings how sure it is, by its own record.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Final
@@ -39,7 +41,7 @@ GAIN_MIN: Final = 1.1
 """Tokens a second, against a narrower step, below which a wider one is not worth it."""
 
 CROWD_ROWS: Final = 12
-CROWD_GAIN_MIN: Final = 1.3
+CROWD_GAIN_MIN: Final = 1.4
 """The same from so many rows on: each token has its price there, less than this came to nothing as
 measured, and rows that guess nothing wait longer for their tokens (decision 0041)."""
 
@@ -49,6 +51,12 @@ PATIENCE_STEPS: Final = 32
 PROBE_INTERVAL_MIN: Final = 4
 PROBE_INTERVAL_MAX: Final = 512
 """Steps between two tries of a width that does not pay; doubled by each that was of no use."""
+
+SKIPPED_MAX: Final = 8
+"""Steps between two in which rows look for guesses, while the best that they find would not pay."""
+
+PROBE_SHARE: Final = 0.01
+"""Of all time, what tries of such widths may lose of it."""
 
 DEEPEST: Final = 32
 """Agreement beyond this is counted with it."""
@@ -124,6 +132,16 @@ class Choice:
 PLAIN: Final = Choice()
 
 
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """The widest passes that a step's rows can take."""
+
+    guessing: int
+    """That those with offers can."""
+    shared: int
+    """That all can."""
+
+
 class DepthController:
     """Chooses how steps are run. One owner: the engine thread."""
 
@@ -140,38 +158,80 @@ class DepthController:
         """Steps in a row in which less than that was best."""
         self._interval = PROBE_INTERVAL_MIN
         self._waited = 0
+        self._apart = 0
+        """Steps between two looks for guesses."""
+        self._skipped = 0
+        self._credit_s = 0.0
+        """What the next try may lose."""
+        self._trying: tuple[int, float] | None = None
+        """The width that was last chosen for its cost alone, and what that loses."""
 
-    def choose(
-        self, rows: int, offers: Sequence[Offer], *, width_max: int, shared_max: int
-    ) -> Choice:
+    def looks(self, rows: int) -> bool:
+        """Tell whether `rows` rows look for guesses in this step; asked once a step.
+
+        In all while guesses may pay, and where few do. What is copied goes on for longer than what
+        is skipped.
+        """
+        self._skipped += 1
+        if self._skipped <= self._apart and rows >= CROWD_ROWS:
+            return False
+        self._skipped = 0
+        self._apart = min(self._apart + 1, SKIPPED_MAX)
+        return True
+
+    def choose(self, rows: int, offers: Sequence[Offer], limits: Callable[[], Limits]) -> Choice:
         """Return how the next step of `rows` rows, some of which make `offers`, is run best.
 
-        width_max: the widest pass that the rows with offers can take; shared_max: that all can. The
-        caller runs it, so or narrower, and tells `learn_pass` of each pass.
+        limits: asked only where a wider pass may be chosen. The caller runs what is chosen, or
+        narrower, and tells `learn_pass` of each pass.
         """
-        possible = self._possible(offers, max(width_max, shared_max))
-        if len(possible) < 2 or self.costs.time_of(rows, 1) is None:
+        self._trying = None
+        plain_s = self.costs.plain(rows)
+        if plain_s is None or not offers:
             return PLAIN
-        ways = [
-            self._way(width, rows, len(offers), width_max=width_max, shared_max=shared_max)
-            for width in possible
-        ]
-        best = self._best(rows, offers, ways)
-        width = ways[best][0].width
-        if width > self._chosen or self._below >= PATIENCE_STEPS:
-            self._chosen, self._below = width, 0
-            self._interval, self._waited = PROBE_INTERVAL_MIN, 0
-        if width < self._chosen:
-            self._below += 1
-            return ways[best][0]
-        self._below = 0
-        return ways[self._probe(best, len(ways))][0]
+        self._waited += 1
+        if not self._may_pay(rows, offers, plain_s) and not self._is_due(1):
+            self._note_best(1)
+            return PLAIN
+        most = limits()
+        possible = self._possible(offers, max(most.guessing, most.shared))
+        if len(possible) < 2:
+            return PLAIN
+        ways = [self._way(width, rows, len(offers), most) for width in possible]
+        tokens = _likely_tokens(rows, offers, ways)
+        best = _best(rows, tokens, ways)
+        if best:
+            self._apart = 0
+        self._note_best(ways[best][0].width)
+        return ways[self._probe(best, tokens, ways)][0]
 
     def learn_pass(self, rows: int, width: int, seconds: float) -> None:
         """Learn what a pass of `rows` rows and this width took."""
         self.costs.note(rows, width, seconds)
+        self._credit_s += PROBE_SHARE * seconds
         if width in self._widths:
             self._reached = max(self._reached, self._widths.index(width))
+        if self._trying is not None and self._trying[0] == width:
+            self._credit_s = max(self._credit_s - self._trying[1], 0.0)
+            self._interval, self._waited = min(2 * self._interval, PROBE_INTERVAL_MAX), 0
+            self._trying = None
+
+    def _may_pay(self, rows: int, offers: Sequence[Offer], plain_s: float) -> bool:
+        """Tell whether any width would pay, were all guesses right that follow a right one."""
+        first = [(offer.depth, offer.record.rate(offer.agreed)) for offer in offers]
+        least = _least_gain(rows) * rows / plain_s
+        return any(
+            rows + sum(min(depth, width - 1) * rate for depth, rate in first)
+            > least * self._way(width, rows, len(offers), Limits(width, width))[1]
+            for width in self._widths[1 : self._reached + 2]
+        )
+
+    def _note_best(self, width: int) -> None:
+        """Note which width is best in this step, and what that makes of the one that pays."""
+        if width > self._chosen or self._below >= PATIENCE_STEPS:
+            self._chosen, self._below = width, 0
+            self._interval, self._waited = PROBE_INTERVAL_MIN, 0
+        self._below = self._below + 1 if width < self._chosen else 0
 
     def _possible(self, offers: Sequence[Offer], width_max: int) -> Sequence[int]:
         """Return the widths to consider: each is tried after the one before, none without need."""
@@ -181,48 +241,57 @@ class DepthController:
         enough = next((i for i, width in enumerate(possible) if width > deepest), len(possible))
         return possible[: enough + 1]
 
-    def _way(
-        self, width: int, rows: int, guessing: int, *, width_max: int, shared_max: int
-    ) -> tuple[Choice, float]:
+    def _way(self, width: int, rows: int, guessing: int, most: Limits) -> tuple[Choice, float]:
         """Return the faster way to run a width, and what it takes."""
         shared = apart = math.inf
-        if width <= shared_max or width == 1:
+        if width <= most.shared or width == 1:
             shared = self.costs.seconds(rows, width) or LEAST_S
-        if 1 < width <= width_max and guessing < rows:
+        if 1 < width <= most.guessing and guessing < rows:
             plain, wide = self.costs.plain(rows - guessing), self.costs.seconds(guessing, width)
             apart = (plain or LEAST_S) + (wide or LEAST_S)
         return Choice(width, apart=apart < shared), min(shared, apart)
 
-    def _best(
-        self, rows: int, offers: Sequence[Offer], ways: Sequence[tuple[Choice, float]]
-    ) -> int:
-        """Return which of `ways`, the plain one first, gives most tokens a second."""
-        plain_rate = rows / ways[0][1]
-        least = CROWD_GAIN_MIN if rows >= CROWD_ROWS else GAIN_MIN
-        # What every guess being right would give is known at once, and mostly not enough.
-        if not any(
-            rows + sum(min(offer.depth, choice.width - 1) for offer in offers)
-            > plain_rate * least * cost
-            for choice, cost in ways[1:]
-        ):
-            return 0
-        deepest = ways[-1][0].width - 1
-        gains = [offer.record.gains(offer.agreed, min(offer.depth, deepest)) for offer in offers]
-        best, best_rate = 0, plain_rate
-        for index, (choice, cost) in enumerate(ways[1:], start=1):
-            gained = sum(gain[min(choice.width - 1, len(gain)) - 1] for gain in gains)
-            rate = (rows + gained) / cost
-            if rate > best_rate * least:
-                best, best_rate = index, rate
-        return best
+    def _is_due(self, width: int) -> bool:
+        """Tell whether the width after this one, now the best, is to be tried if it may lose so."""
+        return width >= self._chosen and self._waited >= self._interval
 
-    def _probe(self, best: int, ways: int) -> int:
+    def _probe(
+        self, best: int, tokens: Sequence[float], ways: Sequence[tuple[Choice, float]]
+    ) -> int:
         """Return `best`, or now and then the next wider one, so that its cost stays known."""
-        if best + 1 == ways:
+        choice, best_s = ways[best]
+        if best + 1 == len(ways) or not self._is_due(choice.width):
             return best
-        self._waited += 1
-        if self._waited < self._interval:
+        wider, wider_s = ways[best + 1]
+        loss_s = wider_s - tokens[best + 1] * best_s / tokens[best]
+        if loss_s > self._credit_s:
             return best
-        self._waited = 0
-        self._interval = min(2 * self._interval, PROBE_INTERVAL_MAX)
+        self._trying = wider.width, max(loss_s, 0.0)
         return best + 1
+
+
+def _least_gain(rows: int) -> float:
+    return CROWD_GAIN_MIN if rows >= CROWD_ROWS else GAIN_MIN
+
+
+def _likely_tokens(
+    rows: int, offers: Sequence[Offer], ways: Sequence[tuple[Choice, float]]
+) -> list[float]:
+    """Return how many tokens each of `ways`, the plain one first, is likely to give."""
+    deepest = ways[-1][0].width - 1
+    gains = [offer.record.gains(offer.agreed, min(offer.depth, deepest)) for offer in offers]
+    return [
+        rows + sum(gain[min(choice.width - 1, len(gain)) - 1] for gain in gains if choice.width > 1)
+        for choice, _ in ways
+    ]
+
+
+def _best(rows: int, tokens: Sequence[float], ways: Sequence[tuple[Choice, float]]) -> int:
+    """Return which of `ways`, the plain one first, gives most tokens a second."""
+    least = _least_gain(rows)
+    rates = [count / seconds for count, (_, seconds) in zip(tokens, ways, strict=True)]
+    best = 0
+    for index, rate in enumerate(rates):
+        if rate > rates[best] * least:
+            best = index
+    return best

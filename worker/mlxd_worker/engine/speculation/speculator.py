@@ -9,8 +9,8 @@ Invariants:
   recurrent state) has no speculator at all (`stepping.choose`).
 - A step without guesses is the plain stepper's, the whole of it; that one knows of no
   guesses. Here is only measured what it took.
-- A step that is ahead of its tokens leaves no room for guesses: what is chosen meanwhile is run
-  after it, and no step is ahead of that.
+- A step that is ahead of its tokens leaves no room for guesses: where they would pay meanwhile no
+  step is ahead of it, and the next one is chosen by what is known then.
 - A guess that was not run is still held against the token that was drawn, so what guesses are worth
   is known at no cost.
 - What is kept of a row goes with the first step without it.
@@ -21,6 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Final
 
 from mlxd_models.sizes.pass_sizes import DRAFTED_TOKENS_MAX
@@ -34,6 +35,7 @@ from mlxd_worker.engine.speculation.depth import (
     WIDTHS,
     Choice,
     DepthController,
+    Limits,
     Offer,
     Record,
 )
@@ -104,8 +106,6 @@ class Speculator:
         self._controller = controller or DepthController(widths=self._widths)
         self._pooled = Record()
         self._guessers: dict[RowId, _Guesser] = {}
-        self._put_off: Choice | None = None
-        """What was chosen while a step was ahead."""
         self._told_s = 0.0
         """When the last plain step's tokens were there."""
 
@@ -126,7 +126,7 @@ class Speculator:
         guesses = self._guess(rows)
         choice = self._choice(rows, guesses)
         if choice.width > 1 and self._plain.ahead:
-            self._put_off, choice, ahead = choice, PLAIN, False
+            choice, ahead = PLAIN, False
         if choice.width == 1:
             runs = self._step_plainly(rows, ahead=ahead, carried=carried)
         else:
@@ -151,10 +151,12 @@ class Speculator:
     def _step_plainly(
         self, rows: Sequence[Row], *, ahead: bool = False, carried: Sequence[Carried] = ()
     ) -> list[Run]:
-        started_s = self._told_s if self._plain.ahead else self._clock()
+        was_ahead = self._plain.ahead
+        started_s = self._told_s if was_ahead else self._clock()
         runs = self._plain.step(rows, ahead=ahead, carried=carried)
         self._told_s = self._clock()
-        if not carried:
+        # The first step ahead has most of the next one's work in it, and the last one little.
+        if not carried and self._plain.ahead == was_ahead:
             self._controller.learn_pass(len(rows), 1, self._told_s - started_s)
         return runs
 
@@ -173,7 +175,7 @@ class Speculator:
             for gone in self._guessers.keys() - {row.id for row in rows}:
                 del self._guessers[gone]
         guesses: dict[RowId, Guess] = {}
-        if not self._may_widen(rows):
+        if not self._controller.looks(len(rows)) or not self._may_widen(rows):
             return guesses
         for row in rows:
             depth = self._depth(row)
@@ -206,22 +208,17 @@ class Speculator:
         return guesser
 
     def _choice(self, rows: Sequence[Row], guesses: dict[RowId, Guess]) -> Choice:
-        put_off, self._put_off = self._put_off, None
-        if not guesses:
-            return PLAIN
         offers = [
             Offer(len(guess.tokens), guess.agreed, self._guessers[row_id].record)
             for row_id, guess in guesses.items()
         ]
-        shared_max = self._width_max(rows)
-        width_max = shared_max
+        return self._controller.choose(len(rows), offers, partial(self._limits, rows, guesses))
+
+    def _limits(self, rows: Sequence[Row], guesses: dict[RowId, Guess]) -> Limits:
+        shared = guessing = self._width_max(rows)
         if len(guesses) < len(rows):
-            width_max = self._width_max([row for row in rows if row.id in guesses])
-        if put_off is not None and put_off.width <= (width_max if put_off.apart else shared_max):
-            return put_off
-        return self._controller.choose(
-            len(rows), offers, width_max=width_max, shared_max=shared_max
-        )
+            guessing = self._width_max([row for row in rows if row.id in guesses])
+        return Limits(guessing, shared)
 
     def _width_max(self, rows: Sequence[Row]) -> int:
         """Return the widest pass that all of `rows` can take."""
