@@ -1,6 +1,6 @@
-"""A peer that opens streams and resets them at once, as fast as its connection takes them.
+"""A peer that does what no client library would: opens streams and resets them at once, or pings.
 
-Its few frames are written by hand (RFC 9113, RFC 7541): no client library would do this.
+Its few frames are written by hand (RFC 9113, RFC 7541).
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ TIMEOUT_S = 60.0
 AT_ONCE = 100
 assert AT_ONCE < config.STREAMS_PER_CONNECTION_MAX  # or the transport would refuse some by itself
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-_HEADERS, _RST_STREAM, _SETTINGS = 1, 3, 4
+_HEADERS, _RST_STREAM, _SETTINGS, _PING, _GOAWAY = 1, 3, 4, 6, 7
 _END_HEADERS, _ACK = 0x4, 0x1
 _CONCURRENT_STREAMS_MAX = 3
 """A setting's number, as it is in a frame of settings."""
 _SETTING_NBYTES = 6
 _CANCEL = 8
+_PING_NBYTES = 8
 _HEAD_NBYTES = 9
 
 
@@ -75,6 +76,26 @@ def concurrent_streams_max(port: int) -> int | None:
         if int.from_bytes(number, "big") == _CONCURRENT_STREAMS_MAX:
             return int.from_bytes(value, "big")
     return None
+
+
+def ping(port: int, count: int) -> int:
+    """Ping a server so often, each once the one before was answered; return how many it answered.
+
+    It has hung up after fewer.
+    """
+    with socket.create_connection(("127.0.0.1", port), TIMEOUT_S) as connection:
+        connection.sendall(_PREFACE + _frame(_SETTINGS, b""))
+        answers = connection.makefile("rb")
+        for number in range(count):
+            connection.sendall(_frame(_PING, number.to_bytes(_PING_NBYTES, "big")))
+            while True:
+                head = answers.read(_HEAD_NBYTES)
+                answers.read(int.from_bytes(head[:3], "big"))
+                if not head or head[3] == _GOAWAY:
+                    return number
+                if (head[3], head[4] & _ACK) == (_PING, _ACK):
+                    break
+    return count
 
 
 def _send(connection: socket.socket, answers: BinaryIO, frames: bytes) -> None:

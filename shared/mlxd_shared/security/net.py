@@ -38,7 +38,9 @@ SERVER_OPTIONS: Options = (
     *_COMMON,
     ("grpc.max_receive_message_length", config.RELAYED_REQUEST_BYTES_MAX),
     ("grpc.keepalive_permit_without_calls", 1),
-    ("grpc.http2.min_recv_ping_interval_without_data_ms", config.KEEPALIVE_PING_INTERVAL_MIN_MS),
+    # With gRPC's own five minutes, clients that ask each half minute are hung up on at the third
+    # of them that comes while a stream is silent, as it is while a long prompt is read.
+    ("grpc.http2.min_ping_interval_without_data_ms", config.KEEPALIVE_PING_INTERVAL_MIN_MS),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", config.HANDSHAKE_TIMEOUT_MS),
     # Calls that the server has not taken yet. gRPC cancels calls at random from the first figure
@@ -63,6 +65,8 @@ CLIENTS_OPTIONS: Options = (
 CHANNEL_OPTIONS: Options = (
     *_COMMON,
     ("grpc.max_receive_message_length", config.MESSAGE_BYTES_MAX),
+    # By default the third ping of a silent stream waits for a minute.
+    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
     ("grpc.min_reconnect_backoff_ms", config.CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MAX_MS),

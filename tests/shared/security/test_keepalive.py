@@ -7,15 +7,24 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd_shared import config
-from mlxd_shared.security.net import CHANNEL_OPTIONS, SERVER_OPTIONS, keepalive
+from mlxd_shared.security.net import (
+    CHANNEL_OPTIONS,
+    CLIENTS_OPTIONS,
+    SERVER_OPTIONS,
+    keepalive,
+)
+from tests.support.resets import ping
 
+PINGS = 10
 LIMIT_S = 45.0
 """Far above the two seconds that it should take, and below gRPC's own minute."""
 QUICK = dict(keepalive(time_ms=1000, timeout_ms=1000))
@@ -52,6 +61,28 @@ def test_both_ends_ask_as_often_and_wait_as_long() -> None:
     assert dict(wanted)["grpc.http2.ping_timeout_ms"] == config.KEEPALIVE_TIMEOUT_MS
     assert set(wanted) <= set(SERVER_OPTIONS)
     assert set(wanted) <= set(CHANNEL_OPTIONS)
+
+
+def test_every_option_is_one_of_grpc_s() -> None:
+    """gRPC ignores a name that it does not know, and some differ from those of its constants."""
+    library = Path(cygrpc.__file__).read_bytes()
+    options = {*SERVER_OPTIONS, *CHANNEL_OPTIONS, *CLIENTS_OPTIONS}
+    assert [name for name, _ in options if name.encode() + b"\0" not in library] == []
+
+
+@pytest.mark.asyncio
+@pytest.mark.parametrize(("interval_ms", "answered"), [(0, True), (600_000, False)])
+async def test_a_client_may_ask_while_its_streams_are_silent(
+    interval_ms: int, *, answered: bool
+) -> None:
+    """As often as the option says; one that asks more often is hung up on."""
+    (name,) = (n for n, value in SERVER_OPTIONS if n.endswith("ping_interval_without_data_ms"))
+    assert dict(SERVER_OPTIONS)[name] < config.KEEPALIVE_TIME_MS
+    server = grpc.aio.server(options=list({**dict(SERVER_OPTIONS), name: interval_ms}.items()))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    assert (await asyncio.to_thread(ping, port, PINGS) == PINGS) == answered
+    await server.stop(None)
 
 
 @pytest.mark.asyncio
