@@ -31,6 +31,7 @@ from tests.bench.prompts import Prompts
 from tests.bench.report import json_line, machine, write_lines
 from tests.bench.server import DEMO, SEED, SETTLING, float32_llama
 from tests.bench.sides import Side, our_side, put_load
+from tests.bench.starting import STARTING, start_and_load
 from tests.support.cli import clean_environment
 
 HERE: Final = Path(__file__).parents[2]
@@ -137,6 +138,19 @@ async def loading_lines(trees: Mapping[str, Path], folder: Path, *, rounds: int)
     return lines
 
 
+async def starting_lines(trees: Mapping[str, Path], *, rounds: int) -> list[str]:
+    """Compare how fast each tree's server listens, and loads the demo model."""
+    took: Rounds = {name: [] for name in trees}
+    draws, names = random.Random(SEED), list(trees)
+    for number in range(rounds + 1):
+        draws.shuffle(names)
+        for name in names:
+            figures = await start_and_load(python_of(trees[name]))
+            if number:  # the first one compiles what has changed, and brings files into the cache
+                took[name].append(figures)
+    return judge("start", took, STARTING)
+
+
 async def _run(tree: Path, *arguments: str) -> str:
     """Run a tree's own `load_side`; return what it prints."""
     process = await asyncio.create_subprocess_exec(
@@ -174,18 +188,21 @@ def judge(key: str, measured: Mapping[str, Sequence[Measures]], names: Sequence[
 
 
 async def main() -> None:
-    """Compare one stream, the cases of the server bench, and loads."""
+    """Compare starts, one stream, the cases of the server bench, and loads."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("tree", type=Path, help="another checkout, set up")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--cases", nargs="*", default=list("abcdef"))
     parser.add_argument("--models", nargs="*", choices=("demo", "llama"), default=["demo", "llama"])
     parser.add_argument("--load-rounds", type=int, default=9, help="0: none")
+    parser.add_argument("--start-rounds", type=int, default=5, help="0: none")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     trees = {NEW: HERE, OLD: args.tree.resolve()}
     cases = [case for case in CASES if case.key in args.cases]
     lines = [json_line("machine", **machine())]
+    if args.start_rounds:
+        lines += await starting_lines(trees, rounds=args.start_rounds)
     with tempfile.TemporaryDirectory() as folder:
         if "demo" in args.models:
             lines += await serving_lines(

@@ -6,9 +6,18 @@ import json
 
 import pytest
 
-from tests.bench.against import HERE, JUDGED, NEW, OLD, judge, serving_lines
+from tests.bench.against import (
+    HERE,
+    JUDGED,
+    NEW,
+    OLD,
+    judge,
+    serving_lines,
+    starting_lines,
+)
 from tests.bench.cases import Case, make_closed
 from tests.bench.server import DEMO
+from tests.bench.starting import STARTING
 
 
 @pytest.mark.asyncio
@@ -23,6 +32,16 @@ async def test_both_trees_are_served_and_measured() -> None:
     assert [report["key"] for report in reports] == [f"against.demo.short.{n}" for n in JUDGED]
     assert all(report["this"] > 0 and report["other"] > 0 for report in reports)
     assert {report["runs"] for report in reports} == {1}
+
+
+@pytest.mark.asyncio
+async def test_both_trees_are_started() -> None:
+    """Each server until it listens, and until it has drawn a token of a model."""
+    lines = await starting_lines({NEW: HERE, OLD: HERE}, rounds=1)
+    reports = [json.loads(line) for line in lines]
+
+    assert [report["key"] for report in reports] == [f"against.start.{n}" for n in STARTING]
+    assert all(report["this"] > 0 and report["other"] > 0 for report in reports)
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,12 @@ import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
-from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from mlxd_shared import config
@@ -65,7 +65,10 @@ def test_both_ends_ask_as_often_and_wait_as_long() -> None:
 
 def test_every_option_is_one_of_grpc_s() -> None:
     """gRPC ignores a name that it does not know, and some differ from those of its constants."""
-    library = Path(cygrpc.__file__).read_bytes()
+    spec = find_spec("grpc._cython.cygrpc")
+    assert spec is not None
+    assert spec.origin is not None
+    library = Path(spec.origin).read_bytes()
     options = {*SERVER_OPTIONS, *CHANNEL_OPTIONS, *CLIENTS_OPTIONS}
     assert [name for name, _ in options if name.encode() + b"\0" not in library] == []
 
