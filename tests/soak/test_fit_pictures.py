@@ -20,9 +20,9 @@ from tests.support.seeing_shapes import shaped_config, shaped_settings
 from tests.support.tiny_model import VOCAB
 
 RATIO_MIN, RATIO_MAX = 0.9, 1.1
-TOTAL_MAX = 1.2
-"""A plan has room for MLX's pool and for features of 16 images: 50 MB that large arrays and one or
-two pictures do not fill."""
+TOTAL_MAX = 1.15
+"""MLX makes room for an operation's result before it fills it: of windows of narrow towers as much
+as a tenth of a plan is never filled, while what was read for it is let go."""
 NARROW = Shape(hidden=64, layers=1, heads=2, kv_heads=1, mlp=128, context=8192)
 """Of a text that takes next to nothing, so that what is judged is what seeing takes."""
 
@@ -54,7 +54,7 @@ def make_square(tower: str, side: int) -> Seen:
     more = decoder_config("LlamaForCausalLM", NARROW, model_type="llama")
     config["text_config"] |= more
     places = (side // 14) ** 2
-    pictures = ((640, 480), (1600, 1200)) * 8
+    pictures = ((640, 480), (1600, 1200))
     return Seen(f"llava-{tower}-{side}", config, image_settings(side, tower=tower), pictures,
                 places, rows=4)  # fmt: skip
 
@@ -89,7 +89,7 @@ def make_marked() -> Seen:
         },
         mm_tokens_per_image=256,
     )  # fmt: skip
-    pictures = ((640, 480), (1600, 1200)) * 2
+    pictures = ((640, 480), (1600, 1200))
     return Seen("gemma3-896", config, panning_settings(896), pictures, 256, place=add_marks)
 
 
@@ -105,11 +105,11 @@ POINTS = [
 
 
 @pytest.mark.asyncio
-@pytest.mark.timeout(1200)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("point", POINTS, ids=lambda point: point.name)
 async def test_an_estimate_holds_while_pictures_are_seen(point: Seen, tmp_path: Path) -> None:
     """Of MLX's memory within 10 %; of the worker's process and its decoders' together from 10 % too
-    little to 20 % too much."""
+    little to 15 % too much."""
     truth = await measure(point, tmp_path / "model")
     sys.stderr.write(f"\n{truth.row()}\n")
     assert RATIO_MIN <= truth.device_ratio <= RATIO_MAX

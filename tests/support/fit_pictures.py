@@ -2,7 +2,8 @@
 
 Invariants:
 - A point is a first load in a process of its own, as in `fit_truth`; then one stream after another
-  shows a picture that becomes exactly so many places, and its context is full of it.
+  shows a picture that becomes exactly so many places, and its context is full of it. As many are
+  shown as features are kept of, so that nothing is counted for images that never come.
 - The process that decodes pictures counts: its peak is added to its worker's, though they are not
   at the same moment.
 """
@@ -23,7 +24,6 @@ import psutil
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.launcher.environment import own_environment
 from mlxd_controller.store.folder import read_folder
-from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.plan import Plan
 from mlxd_models.fit.planner import plan_load
 from mlxd_shared import config
@@ -49,7 +49,7 @@ class Seen:
     config_json: Mapping[str, Any]
     settings: Mapping[str, Any]
     pictures: tuple[tuple[int, int], ...]
-    """Width and height of each, in pixels."""
+    """Width and height of each, in pixels; from the first again where they are too few."""
     places: int
     """That the largest one takes."""
     rows: int = 1
@@ -72,8 +72,6 @@ class Truth:
 
     point: Seen
     plan: Plan
-    unshown_nbytes: int
-    """What the plan counts for features of more images than the point shows."""
     mlx_peak_nbytes: int
     rss_peak_nbytes: int
     child_peak_nbytes: int
@@ -82,8 +80,7 @@ class Truth:
     def device_ratio(self) -> float:
         """What MLX was said to hold, over what it held."""
         pooled = sum(term.nbytes for term in self.plan.terms if term.name == "pool")
-        said = self.plan.arrays_bytes - pooled - self.unshown_nbytes
-        return said / self.mlx_peak_nbytes
+        return (self.plan.arrays_bytes - pooled) / self.mlx_peak_nbytes
 
     @property
     def total_ratio(self) -> float:
@@ -119,8 +116,8 @@ async def measure(point: Seen, folder: Path) -> Truth:
         over = threading.Event()
         watching = asyncio.create_task(asyncio.to_thread(_watch, worker.pid, readers, over))
         most = 0
-        for first in range(0, len(point.pictures), point.rows):
-            numbers = range(first, min(first + point.rows, len(point.pictures)))
+        for first in range(0, config.IMAGE_FEATURES_KEPT_MAX, point.rows):
+            numbers = range(first, min(first + point.rows, config.IMAGE_FEATURES_KEPT_MAX))
             counts = await asyncio.gather(*(_show(worker, point, number) for number in numbers))
             most = max(most, *counts)
         over.set()
@@ -130,23 +127,17 @@ async def measure(point: Seen, folder: Path) -> Truth:
         return Truth(
             point,
             plan,
-            unshown_nbytes=_unshown_nbytes(facts, len(point.pictures)),
             mlx_peak_nbytes=status.memory.mlx_peak_bytes,
             rss_peak_nbytes=peak_rss(worker.pid),
-            child_peak_nbytes=sum(sorted(readers.values())[-config.IMAGE_READS_MAX :]),
+            child_peak_nbytes=sum(
+                sorted(readers.values())[-min(config.IMAGE_READS_MAX, point.rows) :]
+            ),
         )
-
-
-def _unshown_nbytes(facts: ModelFacts, shown: int) -> int:
-    """Return what a plan in float32 has for features of images that are kept and never shown."""
-    assert facts.sight is not None
-    kept = config.IMAGE_FEATURES_KEPT_MAX
-    return facts.sight.kept_nbytes(4) * max(kept - shown, 0) // kept
 
 
 async def _show(worker: WorkerProcess, point: Seen, number: int) -> int:
     """Show a picture; return how many tokens the prompt had."""
-    width, height = point.pictures[number]
+    width, height = point.pictures[number % len(point.pictures)]
     content = await asyncio.to_thread(_jpeg, number, width, height)
     parts = [
         inference_pb2.ContentPart(image=content),
