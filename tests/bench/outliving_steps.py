@@ -42,7 +42,10 @@ class Step:
 
 
 async def stream_steps(client: Client, model: str, *, tokens: int, seed: int = 99) -> list[Step]:
-    """Return the steps of one stream after a short prompt, the first token's left out."""
+    """Return the steps of one stream after a short prompt, the first token's left out.
+
+    None of several tokens: how many of them there are depends on who decodes beside it.
+    """
     steps: list[Step] = []
     last_s = 0.0
     async with client.generate(
@@ -51,6 +54,7 @@ async def stream_steps(client: Client, model: str, *, tokens: int, seed: int = 9
         max_tokens=tokens,
         sampling=GREEDY,
         ignore_eos=True,
+        speculation_depth=0,
     ) as stream:
         async for event in stream:
             now_s = time.perf_counter()
