@@ -65,8 +65,6 @@ CLIENTS_OPTIONS: Options = (
 CHANNEL_OPTIONS: Options = (
     *_COMMON,
     ("grpc.max_receive_message_length", config.MESSAGE_BYTES_MAX),
-    # By default the third ping of a silent stream waits for a minute.
-    ("grpc.http2.max_pings_without_data", 0),
     ("grpc.initial_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MIN_MS),
     ("grpc.min_reconnect_backoff_ms", config.CONNECT_TIMEOUT_MS),
     ("grpc.max_reconnect_backoff_ms", config.RECONNECT_BACKOFF_MAX_MS),
