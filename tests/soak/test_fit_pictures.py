@@ -21,8 +21,7 @@ from tests.support.tiny_model import VOCAB
 
 RATIO_MIN, RATIO_MAX = 0.9, 1.1
 TOTAL_MAX = 1.15
-"""MLX makes room for an operation's result before it fills it: of windows of narrow towers as much
-as a tenth of a plan is never filled, while what was read for it is let go."""
+"""Of the whole of narrow windowed towers: what MLX counts is more there than what is resident."""
 NARROW = Shape(hidden=64, layers=1, heads=2, kv_heads=1, mlp=128, context=8192)
 """Of a text that takes next to nothing, so that what is judged is what seeing takes."""
 

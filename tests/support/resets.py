@@ -88,13 +88,8 @@ def ping(port: int, count: int) -> int:
         answers = connection.makefile("rb")
         for number in range(count):
             connection.sendall(_frame(_PING, number.to_bytes(_PING_NBYTES, "big")))
-            while True:
-                head = answers.read(_HEAD_NBYTES)
-                answers.read(int.from_bytes(head[:3], "big"))
-                if not head or head[3] == _GOAWAY:
-                    return number
-                if (head[3], head[4] & _ACK) == (_PING, _ACK):
-                    break
+            if not _is_answered(answers, _PING):
+                return number
     return count
 
 
@@ -104,13 +99,15 @@ def _send(connection: socket.socket, answers: BinaryIO, frames: bytes) -> None:
     Settings, because many pings would have the server hang up.
     """
     connection.sendall(frames + _frame(_SETTINGS, b""))
-    _await_answer(answers)
+    assert _is_answered(answers, _SETTINGS), "the server hung up"
 
 
-def _await_answer(answers: BinaryIO) -> None:
+def _is_answered(answers: BinaryIO, kind: int) -> bool:
+    """Read up to the answer to a frame of this kind; return whether it came."""
     while True:
         head = answers.read(_HEAD_NBYTES)
-        assert len(head) == _HEAD_NBYTES, "the server hung up"
+        if len(head) < _HEAD_NBYTES or head[3] == _GOAWAY:
+            return False
         answers.read(int.from_bytes(head[:3], "big"))
-        if (head[3], head[4] & _ACK) == (_SETTINGS, _ACK):
-            return
+        if (head[3], head[4] & _ACK) == (kind, _ACK):
+            return True

@@ -38,8 +38,8 @@ SERVER_OPTIONS: Options = (
     *_COMMON,
     ("grpc.max_receive_message_length", config.RELAYED_REQUEST_BYTES_MAX),
     ("grpc.keepalive_permit_without_calls", 1),
-    # With gRPC's own five minutes, clients that ask each half minute are hung up on at the third
-    # of them that comes while a stream is silent, as it is while a long prompt is read.
+    # With gRPC's own five minutes, clients that ask as often as ours are hung up on once a stream
+    # was silent for three, as it is while a long prompt is read.
     ("grpc.http2.min_ping_interval_without_data_ms", config.KEEPALIVE_PING_INTERVAL_MIN_MS),
     ("grpc.so_reuseport", 0),
     ("grpc.server_handshake_timeout_ms", config.HANDSHAKE_TIMEOUT_MS),

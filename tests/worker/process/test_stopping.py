@@ -125,7 +125,7 @@ async def test_a_signal_lets_short_streams_end(folder: Path) -> None:
         await worker.load(folder)
         short = worker.inference.Generate(greedy(max_tokens=100))
         messages = [await anext(aiter(short))]
-        # Read from now on: gRPC loses a status behind messages that nobody has read at the end.
+        # Read from now on, as clients do: a process that has ended sends nothing again.
         ending = asyncio.create_task(error_of(await endless(worker)))
 
         os.kill(worker.pid, signal.SIGTERM)

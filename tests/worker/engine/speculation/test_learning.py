@@ -13,7 +13,7 @@ from tests.worker.tiny import load
 
 
 class Learning(DepthController):
-    """Notes the passes that it was told of, and that nothing but plain ones may be run."""
+    """Lets nothing but plain passes be run, and notes those that it is told of."""
 
     def __init__(self) -> None:
         super().__init__(widths=(1,))
@@ -25,9 +25,7 @@ class Learning(DepthController):
         super().learn_pass(rows, width, seconds)
 
 
-def test_the_first_and_the_last_step_ahead_are_no_measure(
-    tmp_path: Path,
-) -> None:
+def test_the_first_and_the_last_step_ahead_are_no_measure(tmp_path: Path) -> None:
     """Of one has the next one's work in it, and of the other it was done before."""
     learning = Learning()
     chain_engine(tmp_path)
@@ -38,10 +36,9 @@ def test_the_first_and_the_last_step_ahead_are_no_measure(
         make_decoder=lambda _: Digits(),
     )
     _, sink = tiny.submit([1, 2, 3], max_tokens=12)
-    steps = under_way = 0
+    under_way = 0
     while tiny.engine.busy:
         tiny.engine.step()
-        steps += 1
         under_way += tiny.plain.ahead
 
     assert sink.reason is FinishReason.LENGTH

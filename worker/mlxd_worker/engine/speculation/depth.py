@@ -7,7 +7,7 @@ Invariants:
   plain decoding, and is left only where the gain is more than noise.
 - One stalled step neither starts guessing nor ends it where the difference is clear (`costs`).
 - Where wider steps do not pay they are tried again, ever more seldom: costs change, and nobody
-  tells. What tries lose is bounded by a share of the time, whatever becomes of them.
+  tells. What tries are likely to lose is bounded by a share of the time.
 - What is of no use in most steps is not computed in any: limits and likely gains are asked for only
   where the best that guesses can come to would pay.
 - Nothing here is about one stream's content: a row brings how sure it is, by its own record.
@@ -56,7 +56,7 @@ SKIPPED_MAX: Final = 8
 """Steps between two in which rows look for guesses, while the best that they find would not pay."""
 
 PROBE_SHARE: Final = 0.01
-"""Of all time, what tries of such widths may lose of it."""
+"""Of all time, what tries of such widths are likely to lose at most."""
 
 DEEPEST: Final = 32
 """Agreement beyond this is counted with it."""
@@ -187,7 +187,7 @@ class DepthController:
         """
         self._trying = None
         plain_s = self.costs.plain(rows)
-        if plain_s is None or not offers:
+        if plain_s is None:
             return PLAIN
         self._waited += 1
         if not self._may_pay(rows, offers, plain_s) and not self._is_due(1):
@@ -212,7 +212,7 @@ class DepthController:
         if width in self._widths:
             self._reached = max(self._reached, self._widths.index(width))
         if self._trying is not None and self._trying[0] == width:
-            self._credit_s = max(self._credit_s - self._trying[1], 0.0)
+            self._credit_s -= self._trying[1]
             self._interval, self._waited = min(2 * self._interval, PROBE_INTERVAL_MAX), 0
             self._trying = None
 

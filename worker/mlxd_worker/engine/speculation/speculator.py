@@ -208,6 +208,8 @@ class Speculator:
         return guesser
 
     def _choice(self, rows: Sequence[Row], guesses: dict[RowId, Guess]) -> Choice:
+        if not guesses:
+            return PLAIN
         offers = [
             Offer(len(guess.tokens), guess.agreed, self._guessers[row_id].record)
             for row_id, guess in guesses.items()
