@@ -176,7 +176,9 @@ async def lines_of(folder: Path, name: str, args: argparse.Namespace) -> list[st
                 lines += await served_lines(side, name, size, prompts, alone, runs=args.runs)
     if args.peer and importlib.util.find_spec("mlx_lm"):
         async with peer_side(folder, blas="shipped" if args.device == "cuda" else "ours") as side:
-            lines += await served_lines(side, f"{name}.mlx-lm", size, prompts, {}, runs=args.runs)
+            lines += await served_lines(
+                side, f"{name}.mlx-lm", size, prompts, {}, runs=args.runs, may_fail=True
+            )
     return lines
 
 
@@ -188,16 +190,26 @@ async def served_lines(
     alone: Mapping[str, Mapping[str, float]],
     *,
     runs: int,
+    may_fail: bool = False,
 ) -> list[str]:
-    """Measure a server that has the model loaded; alone: what the engine's loop did, by load."""
+    """Measure a server that has the model loaded; alone: what the engine's loop did, by load.
+
+    may_fail: a load that the server does not stand is said, and the next one is put.
+    """
     lines: list[str] = []
     for load in size.loads:
         measured: list[Measures] = []
         cores = 0.0
-        for _ in range(runs):
-            ran = await put_spread(side, load.requests(prompts), clients=load.clients)
-            measured.append(measures(ran.outcomes))
-            cores = max(cores, ran.generator_cores)
+        try:
+            for _ in range(runs):
+                ran = await put_spread(side, load.requests(prompts), clients=load.clients)
+                measured.append(measures(ran.outcomes))
+                cores = max(cores, ran.generator_cores)
+        except RuntimeError as error:
+            if not may_fail:
+                raise
+            sys.stderr.write(f"{name} {load.key}: {error}\n")
+            continue
         figures = {**medians(measured), "generator_cores": cores}
         if load.key in alone:
             loop = alone[load.key]

@@ -76,7 +76,7 @@ def test_a_source_becomes_code_for_the_architecture() -> None:
     library = Library()
 
     assert compiler(library).compile("void f() {}", name="f") == CODE
-    assert Device(90, 0).architecture == "sm_90"
+    assert [Device(each, 0).architecture for each in (80, 90, 100)] == ["sm_80", "sm_90a", "sm_100"]
     assert library.options == [b"--gpu-architecture=sm_90", b"--include-path=/include"]
     assert library.programs == 0
 

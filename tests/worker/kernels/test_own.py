@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import mlx.core as mx
 import pytest
 
+from mlxd_worker.kernels.code_files import CodeFiles
 from mlxd_worker.kernels.nvrtc import CompileError
 from mlxd_worker.kernels.own import Body, OwnKernel, source_of
 
@@ -105,6 +107,26 @@ def test_mlx_compiles_where_we_cannot(compiler: Recording | None) -> None:
     assert (launches.by_mlx, launches.calls) == (2, [])
 
 
+def test_code_that_lies_in_a_file_is_not_brought_along(tmp_path: Path) -> None:
+    """It is launched by the file's name; where none can be written, by its own, with the code."""
+    compiler, launches = Recording(), Launches()
+    for folder in (tmp_path, tmp_path / "gone"):
+        files = CodeFiles(folder)
+        kernel = OwnKernel(
+            BODY,
+            find=lambda: compiler,
+            find_files=lambda files=files: files,  # type: ignore[misc]
+            launch=launches.launch,
+        )
+        call(kernel)
+        call(kernel)
+
+    ((symbol, source),) = compiler.sources.items()
+    named = [(each["name"], each["compiled_source"]) for each in launches.calls]
+    short = (CodeFiles(tmp_path).put(symbol, source.encode()), b"")
+    assert named == [short, short, (symbol, source.encode()), (symbol, source.encode())]
+
+
 def test_a_kernel_with_scalars_needs_our_compiler() -> None:
     """MLX compiles none that has any: whoever calls it has asked first."""
     body = Body("scaled", ("given",), ("made",), "", scalars=("factor",))
@@ -148,3 +170,11 @@ def test_a_source_declares_what_its_body_refers_to() -> None:
     lines = ["using T = __half;", "constexpr bool WIDE = true;", "constexpr int N = 7;"]
     body_text = text.partition("{\n")[2]
     assert [line.strip() for line in body_text.splitlines()] == [*lines, "c[0] = a[0];", "}"]
+
+
+def test_a_source_says_how_many_threads_its_registers_must_do_for() -> None:
+    """Otherwise the compiler may give a thread more than a block of so many can have."""
+    body = Body("bounded", (), ("made",), "", threads_max=512)
+
+    assert "void __launch_bounds__(512) " in source_of(body, [], [mx.float32], [])
+    assert "__launch_bounds__" not in source_of(BODY, [mx.float32], [mx.float32], [])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import mlx.core as mx
 import pytest
 
-from mlxd_worker.kernels.packed_product import Groups, in_halves, packed_product
+from mlxd_worker.kernels.packed.product import Groups, in_halves, packed_product
 
 OUTPUTS = 256
 

@@ -10,7 +10,7 @@ import pytest
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import runs_cuda
 from mlxd_worker.kernels.nvrtc import Device
-from mlxd_worker.kernels.packed_rows import (
+from mlxd_worker.kernels.packed.rows import (
     INPUTS_MULTIPLE,
     STEP,
     TILE_ROWS,

@@ -15,7 +15,7 @@ from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.domain.requests import Weights
 from mlxd_worker.kernels.device import runs_cpu
-from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.kernels.packed.product import packed_product
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import Result
 from mlxd_worker.proof.products import compare_products, describe_packing, packings

@@ -33,6 +33,9 @@ _MAJOR, _MINOR, _SHARED_OPT_IN = 75, 76, 97
 """The driver's numbers for the two parts of a device's compute capability, and for the shared
 memory that a block may ask for."""
 
+HOPPER: Final = 90
+"""A compute capability, times ten."""
+
 _log = get_logger("kernels")
 
 
@@ -51,8 +54,8 @@ class Device:
 
     @property
     def architecture(self) -> str:
-        """What the compiler calls it."""
-        return f"sm_{self.capability}"
+        """What the compiler calls it; Hopper with the instructions that no later device has."""
+        return f"sm_{self.capability}{'a' if self.capability == HOPPER else ''}"
 
 
 class Nvrtc:

@@ -20,6 +20,7 @@ from typing import Any, Final, Protocol, cast
 import mlx.core as mx
 
 from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.kernels.code_files import CodeFiles, find_files
 from mlxd_worker.kernels.device import Kernel
 from mlxd_worker.kernels.nvrtc import HEADERS, CompileError, find_compiler
 
@@ -61,14 +62,18 @@ class Body:
     """Functions that it calls."""
     scalars: tuple[str, ...] = ()
     """Whole numbers that each call gives; MLX compiles no kernel that has any."""
+    threads_max: int | None = None
+    """Threads that a block has at most, where its registers must do for so many."""
 
 
 @dataclass(frozen=True, slots=True)
 class Compiled:
     """A kernel for some types and constants."""
 
-    symbol: str
+    name: str
+    """What it is launched as."""
     code: bytes
+    """What a launch brings along: nothing, where the code lies in a file."""
 
 
 class OwnKernel:
@@ -79,12 +84,14 @@ class OwnKernel:
         body: Body,
         *,
         find: Callable[[], Compiler | None] = find_compiler,
+        find_files: Callable[[], CodeFiles | None] = find_files,
         launch: Kernel = mx.fast.precompiled_cuda_kernel,
         fall_back: Callable[[Body], Kernel] | None = None,
     ) -> None:
         """Compile `body` by what `find` returns; `fall_back` makes a kernel where that cannot."""
         self._body = body
         self._find = find
+        self._find_files = find_files
         self._launch = launch
         self._fall_back = fall_back or have_mlx_compile
         self._compiled: dict[object, Compiled | None] = {}
@@ -125,7 +132,7 @@ class OwnKernel:
         )
         if compiled is not None:
             return shared(
-                name=compiled.symbol,
+                name=compiled.name,
                 compiled_source=compiled.code,
                 scalars=list(scalars),
                 shared_memory=shared_memory,
@@ -149,10 +156,13 @@ class OwnKernel:
         text = source_of(self._body, input_dtypes, output_dtypes, template)
         symbol = f"mlxd_{self._body.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
         try:
-            return Compiled(symbol, compiler.compile(text.replace(_SYMBOL, symbol), name=symbol))
+            code = compiler.compile(text.replace(_SYMBOL, symbol), name=symbol)
         except CompileError as error:
             _log.warning("MLX compiles a kernel", kernel=self._body.name, problem=str(error))
             return None
+        files = self._find_files()
+        name = None if files is None else files.put(symbol, code)
+        return Compiled(symbol, code) if name is None else Compiled(name, b"")
 
 
 _SYMBOL: Final = "KERNEL_SYMBOL"
@@ -171,7 +181,8 @@ def source_of(
     taken += [f"{TYPES[dtype]}* {name}" for dtype, name in outputs]
     taken += [f"int {name}" for name in body.scalars]
     constants = "".join(f"  {_declare(name, value)}\n" for name, value in template)
-    signature = f'extern "C" __global__ void {_SYMBOL}({", ".join(taken)})'
+    bounds = "" if body.threads_max is None else f"__launch_bounds__({body.threads_max}) "
+    signature = f'extern "C" __global__ void {bounds}{_SYMBOL}({", ".join(taken)})'
     return f"{HEADERS}{body.header}{signature} {{\n{constants}{body.text}}}\n"
 
 

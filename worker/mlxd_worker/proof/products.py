@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlxd_models.families.common.packing import MODES, ON_LOAD, Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
-from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.kernels.packed.product import packed_product
 from mlxd_worker.models.loader import DTYPES
 from mlxd_worker.proof.judging import TOLERANCES
 from mlxd_worker.proof.subjects import form_on
@@ -25,8 +25,8 @@ PRODUCT_PATHS: Final = (FastPath.PACKED_ROWS,)
 OUTPUTS: Final = 128
 WIDTH: Final = 512
 """Of inputs: several groups of every size."""
-ROWS: Final = (1, 2, 8, 40)
-"""A row alone, and as many as MLX has other kernels for."""
+ROWS: Final = (1, 2, 8, 40, 100)
+"""A row alone, and as many as MLX, or we, have other kernels for."""
 
 
 def packings() -> Iterator[Packing]:

@@ -15,7 +15,7 @@ import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
 from mlxd_worker.kernels.device import runs_cpu
-from mlxd_worker.kernels.packed_product import packed_product
+from mlxd_worker.kernels.packed.product import packed_product
 from mlxd_worker.kernels.vector import Norm
 
 PACKED_ROWS_MAX = 128

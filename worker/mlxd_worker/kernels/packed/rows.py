@@ -21,7 +21,7 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_worker.kernels.device import HALVES, Kernel, runs_cuda
 from mlxd_worker.kernels.nvrtc import Device, find_compiler, find_device
 from mlxd_worker.kernels.own import Body, OwnKernel
-from mlxd_worker.kernels.packed_rows_source import HEADER, TEXT
+from mlxd_worker.kernels.packed.rows_source import HEADER, TEXT
 from mlxd_worker.kernels.switches import SWITCHES
 
 BITS: Final = 4

@@ -5,12 +5,23 @@ It is wrong from two rows on (compute capability 9.0; 64 of 64 and 128 of 128, 4
 type). Two groups of half the size with the same scale and offset say the same, and come out right.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import mlx.core as mx
 
 from mlxd_worker.kernels.device import runs_cuda
-from mlxd_worker.kernels.packed_rows import BITS, PackedMatrix, packed_rows_times, serves
+from mlxd_worker.kernels.nvrtc import Device
+from mlxd_worker.kernels.packed.blocks import packed_blocks_times, serves_blocks
+from mlxd_worker.kernels.packed.rows import (
+    BITS,
+    PackedMatrix,
+    device_here,
+    packed_rows_times,
+    serves,
+)
+
+Multiply = Callable[[mx.array, PackedMatrix], mx.array]
 
 AFFINE = "affine"
 HALVED = (64, 128)
@@ -35,6 +46,13 @@ def in_halves(groups: Groups) -> Groups:
     return Groups(scales, offsets, groups.size // 2)
 
 
+def kernel_for(rows: mx.array, matrix: PackedMatrix, device: Device | None) -> Multiply | None:
+    """Return which kernel of ours multiplies rows with a matrix of 4 bits; None: MLX's own."""
+    if device is None or not serves(rows, matrix, device):
+        return None
+    return packed_blocks_times if serves_blocks(rows, matrix, device) else packed_rows_times
+
+
 def packed_product(
     rows: mx.array,
     words: mx.array,
@@ -53,8 +71,9 @@ def packed_product(
     """
     if runs_cuda() and offsets is not None and transpose and mode == AFFINE:
         matrix = PackedMatrix(words, scales, offsets, group_size)
-        if bits == BITS and serves(rows, matrix):
-            return packed_rows_times(rows, matrix)
+        ours = kernel_for(rows, matrix, device_here()) if bits == BITS else None
+        if ours is not None:
+            return ours(rows, matrix)
         if scales.shape[-1] == 1 and group_size in HALVED:
             scales, offsets, group_size = in_halves(Groups(scales, offsets, group_size))
     return mx.quantized_matmul(

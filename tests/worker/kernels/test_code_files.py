@@ -1,0 +1,128 @@
+"""Machine code where MLX looks for it: what is written, into which folders, and the proof of it."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxd_worker.kernels.code_files import (
+    FOLDER_VARIABLE,
+    NOTHING_DIGEST,
+    CodeFiles,
+    own_folder,
+    prove,
+)
+
+VERSION = "0.32.4"
+CODE = b"machine code"
+
+
+def libstdcxx_digest(text: bytes) -> int:
+    """Return `std::hash<std::string>` of fewer than eight bytes (libstdc++, hash_bytes.cc)."""
+    multiplier, mask = (0xC6A4A793 << 32) + 0x5BD1E995, (1 << 64) - 1
+    digest = 0xC70F6907 ^ (len(text) * multiplier & mask)
+    if text:
+        digest = (digest ^ int.from_bytes(text, "little")) * multiplier & mask
+    digest = (digest ^ digest >> 47) * multiplier & mask
+    return digest ^ digest >> 47
+
+
+def test_code_lies_under_its_own_name_and_the_digest_of_nothing(tmp_path: Path) -> None:
+    """Other code of the same symbol, as for another device, has another name."""
+    files = CodeFiles(tmp_path)
+    name, other = files.put("kernel", CODE), files.put("kernel", CODE + b"!")
+
+    assert name == f"kernel_{hashlib.sha256(CODE).hexdigest()[:16]}"
+    assert other not in (None, name)
+    stem = f"{name}_{libstdcxx_digest(b''):x}"
+    assert (tmp_path / f"{stem}.ptx").read_bytes() == CODE
+    assert (tmp_path / f"{stem}.txt").read_text() == f"{name}\tkernel\n"
+    assert len(list(tmp_path.iterdir())) == 4, "nothing else is left"
+
+
+def test_the_digest_of_nothing_is_the_library_s() -> None:
+    """By its own formula."""
+    assert libstdcxx_digest(b"") == NOTHING_DIGEST
+
+
+def test_a_folder_that_cannot_be_written_takes_no_code(tmp_path: Path) -> None:
+    """The launch brings it along, and no half of a file stays."""
+    assert CodeFiles(tmp_path / "gone").put("kernel", CODE) is None
+    (tmp_path / f"kernel_{hashlib.sha256(CODE).hexdigest()[:16]}_{NOTHING_DIGEST:x}.ptx").mkdir()
+    assert CodeFiles(tmp_path).put("kernel", CODE) is None
+    assert [path.suffix for path in tmp_path.iterdir() if path.is_file()] == [".txt"]
+
+
+def test_only_a_folder_of_one_s_own_is_used(tmp_path: Path) -> None:
+    """The one that is named, or MLX's own among temporary files; made where it is not."""
+    named = tmp_path / "named"
+    assert own_folder({FOLDER_VARIABLE: str(named)}, mlx_version=VERSION) == named
+    assert named.is_dir()
+    for mode in (0o777, 0o775):
+        named.chmod(mode)
+        assert own_folder({FOLDER_VARIABLE: str(named)}, mlx_version=VERSION) is None
+    file = tmp_path / "file"
+    file.touch()
+    assert own_folder({FOLDER_VARIABLE: str(file / "below")}, mlx_version=VERSION) is None
+
+
+def test_mlx_s_folder_is_where_its_source_has_it() -> None:
+    """Among temporary files, by MLX's version."""
+    version = f"test-{os.getpid()}"
+    folder = own_folder({}, mlx_version=version)
+    expected = Path(tempfile.gettempdir()) / "mlx" / version / "ptx"
+    try:
+        assert folder == expected
+    finally:
+        expected.rmdir()
+        expected.parent.rmdir()
+
+
+class Launcher:
+    """Launches what it is given, and answers what a test wants."""
+
+    def __init__(self, answer: int | RuntimeError) -> None:
+        self.calls: list[dict[str, Any]] = []
+        self._answer = answer
+
+    def __call__(self, **arguments: Any) -> list[mx.array]:
+        """Note a launch."""
+        self.calls.append(arguments)
+        if isinstance(self._answer, RuntimeError):
+            raise self._answer
+        return [mx.array([self._answer], mx.int32)]
+
+
+def compile_source(source: str, *, name: str) -> bytes:
+    """Return the source as the code."""
+    assert name in source
+    return source.encode()
+
+
+@pytest.mark.parametrize(
+    ("answer", "proved"), [(42, True), (41, False), (RuntimeError("no image"), False)]
+)
+def test_it_is_proved_by_a_launch_without_code(
+    answer: int | RuntimeError, proved: bool, tmp_path: Path
+) -> None:
+    """What MLX does not find, or what does something else, is no proof."""
+    launcher = Launcher(answer)
+
+    assert prove(CodeFiles(tmp_path), compile_source, launcher) is proved
+    (call,) = launcher.calls
+    assert call["compiled_source"] == b""
+    assert (tmp_path / f"{call['name']}_{NOTHING_DIGEST:x}.ptx").read_bytes()
+
+
+def test_nothing_is_launched_where_no_file_can_be_written(tmp_path: Path) -> None:
+    """There is nothing to prove."""
+    launcher = Launcher(42)
+
+    assert not prove(CodeFiles(tmp_path / "gone"), compile_source, launcher)
+    assert launcher.calls == []

@@ -1,0 +1,140 @@
+"""Many rows times a matrix of 4 bits by a kernel of our own: how it is cut, and what comes out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mlx.core as mx
+import pytest
+
+from mlxd_worker.kernels.device import runs_cuda
+from mlxd_worker.kernels.nvrtc import Device, find_device
+from mlxd_worker.kernels.packed.blocks import (
+    ADD_THREADS,
+    ADD_VALUES,
+    BLOCKS_MAX,
+    ROWS_MIN,
+    STAGE,
+    packed_blocks_times,
+    parts_of,
+    serves_blocks,
+)
+from mlxd_worker.kernels.packed.blocks_source import OUTPUTS, ROWS, THREADS
+from mlxd_worker.kernels.packed.product import kernel_for
+from mlxd_worker.kernels.packed.rows import PackedMatrix, packed_rows_times
+
+H200 = Device(90, 227 * 1024)
+
+
+class Launches:
+    """A kernel that gives ones, and keeps what it is called with."""
+
+    def __init__(self) -> None:
+        self.calls: list[dict[str, Any]] = []
+
+    def __call__(self, **arguments: Any) -> list[mx.array]:
+        """Note a launch."""
+        self.calls.append(arguments)
+        shaped = zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
+        return [mx.ones(shape, dtype) for shape, dtype in shaped]
+
+
+def matrix_of(
+    outputs: int = 256, inputs: int = 512, *, group: int = 64, dtype: mx.Dtype = mx.bfloat16
+) -> PackedMatrix:
+    """Return noise in 4 bits."""
+    noise = mx.random.normal((outputs, inputs), key=mx.random.key(outputs + inputs)) / inputs**0.5
+    return PackedMatrix(*mx.quantize(noise.astype(dtype), group, 4), group)
+
+
+@pytest.mark.parametrize("outputs", [256, 1000, 4096, 6144, 28_672, 151_936])
+def test_parts_are_whole_stages_and_run_at_once(outputs: int) -> None:
+    """Where outputs alone are many blocks, there is one part."""
+    blocks = -(-outputs // OUTPUTS)
+    for stages in range(1, 80):
+        parts = parts_of(outputs, stages * STAGE)
+        assert stages % parts == 0
+        assert parts == 1 or blocks * parts <= BLOCKS_MAX
+        finer = (more for more in (2, 4, 8) if more > parts and stages % more == 0)
+        assert all(blocks * more > BLOCKS_MAX for more in finer)
+
+
+@pytest.mark.parametrize("rows", [33, 64, 65, 128, 129])
+@pytest.mark.parametrize(("outputs", "inputs"), [(300, 512), (4096, 4096), (40_000, 256)])
+def test_launches_cover_all_rows_outputs_and_inputs(outputs: int, inputs: int, rows: int) -> None:
+    """With no block too many; parts of the inputs are float32 and are added by a launch more."""
+    multiplying, adding = Launches(), Launches()
+    numbers, matrix = mx.zeros((rows, inputs), mx.bfloat16), matrix_of(outputs, inputs)
+    result = packed_blocks_times(numbers, matrix, kernel=multiplying, adding=adding)
+
+    (launched,) = multiplying.calls
+    constants, parts = dict(launched["template"]), parts_of(outputs, inputs)
+    wide, high, deep = launched["grid"]
+    assert (result.shape, result.dtype) == ((rows, outputs), mx.bfloat16)
+    assert launched["scalars"] == [rows]
+    assert launched["threadgroup"] == (THREADS, 1, 1)
+    assert (wide // THREADS - 1) * OUTPUTS < outputs <= wide // THREADS * OUTPUTS
+    assert (high - 1) * constants["ROWS"] < rows <= high * constants["ROWS"]
+    assert constants["ROWS"] == (64 if rows <= 64 else 128)
+    assert (deep, constants["PARTS"]) == (parts, parts)
+    assert (constants["K"], constants["N"], constants["GROUP"]) == (inputs, outputs, 64)
+    assert launched["shared_memory"] <= H200.shared_nbytes
+    if parts == 1:
+        assert launched["output_dtypes"] == [mx.bfloat16]
+        assert adding.calls == []
+        return
+    assert launched["output_shapes"] == [(parts, rows, outputs)]
+    assert launched["output_dtypes"] == [mx.float32]
+    (added,) = adding.calls
+    threads = added["grid"][0]
+    assert threads % ADD_THREADS == 0
+    assert (threads - ADD_THREADS) * ADD_VALUES < rows * outputs <= threads * ADD_VALUES
+    assert (dict(added["template"])["PARTS"], added["scalars"]) == (parts, [rows * outputs])
+
+
+def test_few_rows_and_other_devices_and_widths_are_multiplied_otherwise() -> None:
+    """By the kernel for few rows, or where that does not serve either, by MLX."""
+    matrix = matrix_of()
+
+    def choose(rows: int, of: PackedMatrix = matrix, device: Device | None = H200) -> object:
+        numbers = mx.zeros((rows, of.words.shape[1] * 8), mx.bfloat16)
+        return kernel_for(numbers, of, device)
+
+    assert choose(ROWS_MIN) is packed_blocks_times
+    assert choose(ROWS_MIN - 1) is packed_rows_times
+    assert choose(ROWS_MIN, matrix_of(OUTPUTS - 4)) is packed_rows_times
+    assert choose(ROWS_MIN, matrix_of(OUTPUTS + 2)) is packed_rows_times
+    assert choose(ROWS_MIN, device=Device(100, H200.shared_nbytes)) is packed_rows_times
+    assert choose(ROWS_MIN, device=Device(90, 200 * 1024)) is packed_rows_times
+    assert choose(ROWS_MIN, device=Device(75, 64 * 1024)) is None
+    assert choose(ROWS_MIN, device=None) is None
+    assert not serves_blocks(mx.zeros((ROWS_MIN, 384)), matrix_of(256, 384), H200)
+
+
+@pytest.mark.skipif(
+    not runs_cuda() or find_device() != H200, reason="a kernel for Hopper's tensor cores"
+)
+@pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
+@pytest.mark.parametrize("group", [32, 64, 128])
+@pytest.mark.parametrize(
+    ("outputs", "inputs"), [(256, 1024), (4096, 1280), (1000, 14_336), (20_000, 1280)]
+)
+def test_the_kernel_agrees_with_the_numbers(
+    outputs: int, inputs: int, group: int, dtype: mx.Dtype
+) -> None:
+    """Within rounding; and a row is the same to the bit, whatever rows stand beside it."""
+    matrix = matrix_of(outputs, inputs, group=group, dtype=dtype)
+    numbers = mx.dequantize(matrix.words, matrix.scales, matrix.offsets, group, 4)
+    rows = mx.random.normal((200, inputs), key=mx.random.key(7)).astype(dtype)
+    expected = rows.astype(mx.float32) @ numbers.astype(mx.float32).T
+    alone = packed_blocks_times(rows[:1], matrix)
+    for count in (1, 7, 33, 64, 65, 100, 128, 129, 200):
+        ours = packed_blocks_times(rows[:count], matrix)
+        apart = mx.linalg.norm(ours.astype(mx.float32) - expected[:count])
+        assert bool(apart < 6e-3 * mx.linalg.norm(expected[:count]))
+        assert mx.array_equal(ours[:1], alone)
+
+
+def test_every_block_size_is_whole_tiles_of_the_instruction() -> None:
+    """Eight rows are the least that it knows, and as many as a thread copies at once."""
+    assert all(rows % 32 == 0 for rows in ROWS)

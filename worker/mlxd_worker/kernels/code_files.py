@@ -1,0 +1,142 @@
+"""Machine code that lies where MLX looks for it, so that a launch need not bring it along.
+
+MLX 0.32.4 digests all of a kernel's machine code at each launch: 9 us of the host for 45 KB. By the
+kernel's name and that digest it looks among the kernels it has loaded, then in its folder of
+compiled ones, and only then at what the launch brought (`mlx/backend/cuda/jit_module.cpp`). So code
+that lies in the folder, under the digest of nothing, is launched with nothing.
+
+Invariants:
+- Only a folder of this user's that nobody else may write is used: what lies there is run.
+- That MLX finds what is put there is shown once, by a kernel that is launched so. Otherwise, and
+  wherever a file cannot be written, launches bring their code along.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from collections.abc import Mapping
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Final, Protocol
+
+import mlx.core as mx
+
+from mlxd_shared.ops.logs import get_logger
+from mlxd_worker.kernels.device import Kernel
+from mlxd_worker.kernels.nvrtc import find_compiler
+
+FOLDER_VARIABLE: Final = "MLX_PTX_CACHE_DIR"
+"""Names MLX's folder; otherwise that lies among temporary files."""
+
+NOTHING_DIGEST: Final = 0x553E93901E462A6E
+"""What `std::hash<std::string>` of libstdc++ makes of an empty text, on 64 bits."""
+
+_OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_PROBE_SYMBOL: Final = "mlxd_probe"
+_PROBE_ANSWER: Final = 42
+_PROBE: Final = (
+    f'extern "C" __global__ void {_PROBE_SYMBOL}(int* out) {{ out[0] = {_PROBE_ANSWER}; }}\n'
+)
+
+_log = get_logger("kernels")
+
+
+class CodeFiles:
+    """A folder in which MLX looks for compiled kernels."""
+
+    def __init__(self, folder: Path) -> None:
+        """Put code into `folder`, which exists."""
+        self._folder = folder
+
+    def put(self, symbol: str, code: bytes) -> str | None:
+        """Put a kernel's code there; return what to launch it as, None where that failed.
+
+        The name has a digest of the code: the same text is other code for another device.
+        """
+        name = f"{symbol}_{hashlib.sha256(code).hexdigest()[:16]}"
+        stem = f"{name}_{NOTHING_DIGEST:x}"
+        try:
+            # MLX reads which name is which symbol once it has seen that there is code.
+            self._write(f"{stem}.txt", f"{name}\t{symbol}\n".encode())
+            self._write(f"{stem}.ptx", code)
+        except OSError as error:
+            _log.warning("kernels are launched with their code", problem=str(error))
+            return None
+        return name
+
+    def _write(self, name: str, content: bytes) -> None:
+        descriptor, path = tempfile.mkstemp(prefix=".code-", dir=self._folder)
+        try:
+            with os.fdopen(descriptor, "wb") as file:
+                file.write(content)
+            Path(path).replace(self._folder / name)
+        except OSError:
+            Path(path).unlink(missing_ok=True)
+            raise
+
+
+@cache
+def find_files() -> CodeFiles | None:
+    """Return where code is put; None where launches bring theirs along. Engine thread."""
+    compiler = find_compiler()
+    folder = None if compiler is None else own_folder(os.environ, mlx_version=version("mlx"))
+    if compiler is None or folder is None:
+        return None
+    files = CodeFiles(folder)
+    return files if prove(files, compiler.compile) else None
+
+
+def own_folder(environ: Mapping[str, str], *, mlx_version: str) -> Path | None:
+    """Return MLX's folder, made if need be; None where others may write what is run from it."""
+    named = environ.get(FOLDER_VARIABLE)
+    folder = Path(named) if named else Path(tempfile.gettempdir()) / "mlx" / mlx_version / "ptx"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        described = folder.stat()
+    except OSError:
+        return None
+    return folder if is_own(described, user=os.geteuid()) else None
+
+
+def is_own(described: os.stat_result, *, user: int) -> bool:
+    """Tell whether a folder is a user's, and nobody else may write there. Pure."""
+    return described.st_uid == user and not described.st_mode & _OTHERS_WRITE
+
+
+class Compile(Protocol):
+    """Makes machine code of a source that messages call `name`."""
+
+    def __call__(self, source: str, *, name: str) -> bytes:
+        """Return the code.
+
+        Raises:
+            CompileError: the source was refused.
+        """
+
+
+def prove(
+    files: CodeFiles, compile_source: Compile, launch: Kernel = mx.fast.precompiled_cuda_kernel
+) -> bool:
+    """Launch a kernel without its code; return whether it did what it says. Engine thread."""
+    name = files.put(_PROBE_SYMBOL, compile_source(_PROBE, name=_PROBE_SYMBOL))
+    if name is None:
+        return False
+    try:
+        (out,) = launch(
+            name=name,
+            compiled_source=b"",
+            inputs=[],
+            output_shapes=[(1,)],
+            output_dtypes=[mx.int32],
+            scalars=[],
+            grid=(1, 1, 1),
+            threadgroup=(1, 1, 1),
+        )
+        return bool(out.item() == _PROBE_ANSWER)
+    except RuntimeError as error:
+        _log.warning("kernels are launched with their code", problem=str(error))
+        return False
