@@ -23,7 +23,7 @@ from mlxd_controller.services.catalog import Catalog
 from mlxd_controller.services.choices import choice_ids, merge, split
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Counts, Meter
-from mlxd_controller.services.quarantine import Quarantine, key_of
+from mlxd_controller.services.quarantine import PromptKey, Quarantine
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
 from mlxd_models.files.image_settings import unseen
@@ -95,7 +95,7 @@ class InferenceService:
                 if ref.facts.sight is None:  # before anybody is unloaded for it
                     await run_paced(_refuse_images, request, ref)
                 bind_to_log(request_id=request_id, model=ref.name)
-                key = await run_paced(key_of, request, ref.digest)
+                key = PromptKey(request, ref.digest)
                 relays = [
                     Relay(
                         self._runtime,

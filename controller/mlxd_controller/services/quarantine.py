@@ -22,6 +22,7 @@ from weakref import WeakValueDictionary
 from mlxd.v1 import inference_pb2
 from mlxd_controller.runtime.ports import Clock
 from mlxd_shared.domain.errors import PoisonPrompt
+from mlxd_shared.wire.intake import run_paced
 
 DEATHS_MAX = 2
 """A prompt that this many workers in a row died of is refused."""
@@ -50,6 +51,12 @@ class Quarantine:
         self._clock = clock
         self._deaths: OrderedDict[bytes, _Deaths] = OrderedDict()
         self._trials: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+
+    @property
+    def has_suspects(self) -> bool:
+        """Whether any prompt is suspected; otherwise nobody need know what a prompt's key is."""
+        self._forget()
+        return bool(self._deaths)
 
     def check(self, key: bytes, model: str) -> None:
         """Check a prompt.
@@ -124,6 +131,22 @@ async def _acquire_unless(place: asyncio.Lock, *, unless: asyncio.Event, wait_s:
         taking.cancel()
         cleared.cancel()
     return taking.done() and not taking.cancelled()
+
+
+class PromptKey:
+    """A prompt's key, which is made when it is first asked for: that copies the prompt twice."""
+
+    def __init__(self, request: inference_pb2.GenerateRequest, digest: str) -> None:
+        """Be the key of `request` to the model with this digest."""
+        self._request = request
+        self._digest = digest
+        self._key: bytes | None = None
+
+    async def get(self) -> bytes:
+        """Return it, as `key_of` makes it."""
+        if self._key is None:
+            self._key = await run_paced(key_of, self._request, self._digest)
+        return self._key
 
 
 def key_of(request: inference_pb2.GenerateRequest, digest: str) -> bytes:

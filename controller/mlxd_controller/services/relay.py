@@ -21,7 +21,7 @@ from mlxd_controller.runtime.runtime import Lease, Runtime
 from mlxd_controller.services.journal import Journal
 from mlxd_controller.services.losses import GONE, LEAVING_WAIT_S, explain, link_of, model_wait_s
 from mlxd_controller.services.meter import Meter
-from mlxd_controller.services.quarantine import Quarantine
+from mlxd_controller.services.quarantine import PromptKey, Quarantine
 from mlxd_shared.domain import errors as e
 from mlxd_shared.domain.requests import GenerateSpec
 from mlxd_shared.ops.logs import get_logger
@@ -59,7 +59,7 @@ class Relay:
         spec: GenerateSpec,
         request: inference_pb2.GenerateRequest,
         meter: Meter,
-        key: bytes,
+        key: PromptKey,
     ) -> None:
         self._runtime = runtime
         self._quarantine = quarantine
@@ -81,16 +81,13 @@ class Relay:
             WorkerLost: the worker died, and the stream cannot or may not continue.
             MlxdError: the scheduler or the worker refused it.
         """
-        ref = self._ref
         try:
             while True:
-                self._quarantine.check(self._key, ref.name)
+                await self._check_prompt()
                 async with AsyncExitStack() as trial:
                     async with AsyncExitStack() as leases:
                         lease = await self._acquire_lease(leases, context)
-                        await trial.enter_async_context(
-                            self._quarantine.trial(self._key, digest=ref.digest, model=ref.name)
-                        )
+                        await self._enter_trial(trial)
                         loss: e.MlxdError
                         try:
                             async with aclosing(self._relay(lease, trial, context)) as frames:
@@ -113,6 +110,19 @@ class Relay:
             generated = self._journal.offset - len(self._spec.resumed)
             self._meter.note_break(generated, prompt_tokens=self._journal.prompt_tokens)
             raise
+
+    async def _check_prompt(self) -> None:
+        """Raise PoisonPrompt if workers have died of this prompt."""
+        if self._quarantine.has_suspects:
+            self._quarantine.check(await self._key.get(), self._ref.name)
+
+    async def _enter_trial(self, trial: AsyncExitStack) -> None:
+        """Have `trial` hold the model's place for suspects, if this prompt is one."""
+        if self._quarantine.has_suspects:
+            key, ref = await self._key.get(), self._ref
+            await trial.enter_async_context(
+                self._quarantine.trial(key, digest=ref.digest, model=ref.name)
+            )
 
     async def _acquire_lease(self, leases: AsyncExitStack, context: Context) -> Lease:
         """Return a lease held by `leases`; ask again after a load that a signal ended.
@@ -164,7 +174,8 @@ class Relay:
                 self._meter.note_frame()
                 if not self._has_frame:
                     self._has_frame = True
-                    self._quarantine.clear(self._key)
+                    if self._quarantine.has_suspects:
+                        self._quarantine.clear(await self._key.get())
                     await trial.aclose()
                 self._journal.add(last)
                 yield last
@@ -237,13 +248,13 @@ class Relay:
         ended = await lease.worker.wait_ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
         silent = ended and lost and not self._has_frame
         if silent and self._runtime.may_have_died_of(lease):
-            self._quarantine.note_death(self._key, lease.worker.incarnation)
+            self._quarantine.note_death(await self._key.get(), lease.worker.incarnation)
         self._moves += 1
         if stays or not ended or self._moves > MOVES_MAX:
             raise loss
         if self._journal.problem:
             raise self._lost_error(self._journal.problem)
-        self._quarantine.check(self._key, self._ref.name)
+        await self._check_prompt()
         self._migrations += begun
         kind = "ongoing_request" if begun else "new_request"
         self._runtime.metrics.migrations.add(model=self._ref.name, type=kind)

@@ -83,7 +83,7 @@ def _size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
 
 
 def _image_size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolation]:
-    """Yield which bounds a request's images pass."""
+    """Yield which bounds a request's images pass, each read once: reading one copies it."""
     sizes = {
         f"chat.messages[{index}].parts[{number}].image": len(part.image)
         for index, message in enumerate(pb.messages)
@@ -93,6 +93,8 @@ def _image_size_violations(pb: inference_pb2.ChatPrompt) -> Iterator[FieldViolat
     most = config.IMAGES_MAX
     yield from check_count("chat.messages", len(sizes), most, "images in all messages")
     for field, nbytes in sizes.items():
+        if not nbytes:
+            yield FieldViolation(field, "has no bytes")
         yield from check_count(field, nbytes, config.IMAGE_BYTES_MAX, "bytes of an image")
     total, most = sum(sizes.values()), config.IMAGES_BYTES_MAX
     yield from check_count("chat.messages", total, most, "bytes of images in all messages")
@@ -205,8 +207,6 @@ def _image_violations(
     if role not in IMAGE_ROLES:
         problem = f"a message of {' or '.join(IMAGE_ROLES)} has images"
         yield FieldViolation(f"{place}.image", problem)
-    if not pb.image:
-        yield FieldViolation(f"{place}.image", "has no bytes")
     known = IMAGE_FORMATS.values()
     if pb.media_type and pb.media_type not in known:
         problem = f"{pb.media_type[:80]!r} is not one of {', '.join(known)}"

@@ -11,6 +11,7 @@ from mlxd_controller.services.quarantine import (
     FORGET_S,
     PROMPTS_MAX,
     TRIAL_WAIT_MAX_S,
+    PromptKey,
     Quarantine,
     key_of,
 )
@@ -145,3 +146,30 @@ def test_what_a_prompt_is_known_by() -> None:
     assert key_of(chats[0], "d") == key_of(chats[1], "d")
     keys = {key_of(plain, "d"), key_of(plain, "e"), *(key_of(other, "d") for other in others)}
     assert len(keys) == 2 + len(others)
+
+
+@pytest.mark.asyncio
+async def test_a_key_is_made_when_it_is_asked_for_and_once() -> None:
+    """A prompt that nobody suspects is not copied; what is asked twice is the same."""
+    request = inference_pb2.GenerateRequest(text="once")
+    key = PromptKey(request, "d")
+    request.text = "upon"
+    first = await key.get()
+    request.text = "a time"
+
+    assert first == key_of(inference_pb2.GenerateRequest(text="upon"), "d")
+    assert await key.get() == first
+
+
+def test_suspects_are_there_until_cleared_or_forgotten() -> None:
+    """Without any, nobody asks for keys."""
+    clock = FakeClock()
+    quarantine = Quarantine(clock)
+    assert not quarantine.has_suspects
+    quarantine.note_death(KEY, "i-1")
+    assert quarantine.has_suspects
+    quarantine.clear(KEY)
+    assert not quarantine.has_suspects
+    quarantine.note_death(KEY, "i-2")
+    clock.now += FORGET_S
+    assert not quarantine.has_suspects
