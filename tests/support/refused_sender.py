@@ -1,5 +1,7 @@
 """Sends files that are no pictures to a served model, from a process of its own.
 
+Who sends them is not on the server's machine: it takes what others leave of the processors.
+
 ADDRESS MODEL COUNT AT_ONCE; on standard output a JSON list of [field, description], one for each
 refusal. It fails where a file is not refused, or for anything but a part of the chat.
 """
@@ -8,10 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 
 from mlxd import Chat, ChatMessage, Client, ContentPart, InvalidRequest
 from tests.support.broken_pictures import refused_files
+
+NICE = 19
 
 
 async def show(client: Client, model: str, content: bytes, media_type: str) -> tuple[str, str]:
@@ -31,6 +36,7 @@ async def show(client: Client, model: str, content: bytes, media_type: str) -> t
 
 async def main() -> None:
     """Send all files."""
+    os.nice(NICE)
     address, model, count, at_once = sys.argv[1:]
     left = iter(refused_files(int(count)))
     refusals: list[tuple[str, str]] = []
