@@ -2,9 +2,10 @@
 
 Invariants:
 - The layout is safetensors': 8 bytes of header length, a JSON header, the data. The header begins
-  with the checksum, at a fixed place, which covers all other bytes of the file, so that nothing is
-  parsed or believed before it has been compared. Of a file that is encrypted the cipher's tag does
-  that, over every bit (`sealing`): its checksum is 0, and is not compared.
+  with its checksum (BLAKE2b), at a fixed place, which covers all other bytes of length and header,
+  so that nothing is parsed or believed before it has been compared. The header has a CRC-32 of each
+  tensor, so every bit of the file is under a sum. Of a file that is encrypted the cipher's tag does
+  that (`sealing`): its checksum is 0, it has no sums, and none is compared.
 - A file says which block it is: of which form, after which name, with which tokens. Its own name
   follows from that, so one that was renamed, or comes from elsewhere, is no block of this place.
 - Nothing is made before its size is known: a header has a bound, and its tensors fill the file.
@@ -15,14 +16,15 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+import zlib
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from hashlib import blake2b
 
 from mlxd_shared.blocks.chain import NAME_NBYTES, TOKEN_NBYTES, next_name
 
-VERSION = 1
+VERSION = 2
 """Of the file's layout."""
 HEADER_NBYTES_MAX = 1 << 20
 LENGTH_NBYTES = 8
@@ -37,6 +39,7 @@ _HEAD = b'{"__metadata__":{"checksum":"'
 _CHECKSUM_NBYTES = 32
 _SUM_FROM = LENGTH_NBYTES + len(_HEAD)
 _SUM_TO = _SUM_FROM + 2 * _CHECKSUM_NBYTES
+_TENSOR_SUM_NBYTES = 4
 _METADATA = "__metadata__"
 
 
@@ -133,17 +136,16 @@ def encode(block: Block) -> list[bytes | memoryview]:
     Raises:
         ValueError: the header would be longer than `HEADER_NBYTES_MAX`.
     """
-    header = _header_of(block, "0" * (2 * _CHECKSUM_NBYTES))
+    sums = b"" if block.name_key else b"".join(_sum_of(tensor) for tensor in block.tensors)
+    header = _header_of(block, sums)
     if len(header) > HEADER_NBYTES_MAX:
         raise ValueError(f"a header of {len(header)} bytes, at most {HEADER_NBYTES_MAX}")
     length = len(header).to_bytes(LENGTH_NBYTES, "little")
     contents = [tensor.content for tensor in block.tensors]
     if block.name_key:
         return [length, header, *contents]
-    digest = _new_checksum()
-    for piece in (length, header[: len(_HEAD)], header[_SUM_TO - LENGTH_NBYTES :], *contents):
-        digest.update(piece)
-    return [length, _header_of(block, digest.hexdigest()), *contents]
+    start, rest = header[: len(_HEAD)], header[_SUM_TO - LENGTH_NBYTES :]
+    return [length, start, _checksum(length, start, rest), rest, *contents]
 
 
 def decode(raw: memoryview, *, form_digits: str, wanted: BlockId, name_key: bytes = b"") -> Block:
@@ -166,7 +168,7 @@ def decode(raw: memoryview, *, form_digits: str, wanted: BlockId, name_key: byte
 def _decode(raw: memoryview, name_key: bytes) -> Block:
     header = _header_in(raw)
     if not name_key:
-        _compare_checksum(raw)
+        _compare_checksum(raw, len(header))
     try:
         stated = json.loads(bytes(header))
     except (ValueError, RecursionError) as error:
@@ -176,27 +178,32 @@ def _decode(raw: memoryview, name_key: bytes) -> Block:
         raise BlockRefused(Fault.FOREIGN, "its header says nothing of a block")
     if metadata.get("version") != str(VERSION):
         raise BlockRefused(Fault.OLD, f"version {metadata.get('version')!r:.20}, not {VERSION}")
-    data = raw[LENGTH_NBYTES + len(header) :]
+    tensors = _tensors_in(stated, raw[LENGTH_NBYTES + len(header) :])
+    if not name_key:
+        _compare_sums(metadata, tensors)
     return Block(
         form_name=_bytes_in(metadata, "form", NAME_NBYTES),
         before=_bytes_in(metadata, "before", NAME_NBYTES),
         tokens=_bytes_in(metadata, "tokens", None),
         depth=_depth_in(metadata),
         part=_part_in(metadata),
-        tensors=_tensors_in(stated, data),
+        tensors=tensors,
         name_key=name_key,
     )
 
 
 def file_nbytes(block: Block) -> int:
     """Return how many bytes the block's file has."""
-    return LENGTH_NBYTES + len(_header_of(block, "0" * (2 * _CHECKSUM_NBYTES))) + block.nbytes
+    sums = b"" if block.name_key else bytes(_TENSOR_SUM_NBYTES * len(block.tensors))
+    return LENGTH_NBYTES + len(_header_of(block, sums)) + block.nbytes
 
 
-def _header_of(block: Block, checksum: str) -> bytes:
+def _header_of(block: Block, sums: bytes) -> bytes:
+    """Return the header, without its checksum; sums: of all tensors, if they are compared."""
     metadata = {
-        "checksum": checksum,
+        "checksum": "0" * (2 * _CHECKSUM_NBYTES),
         "version": str(VERSION),
+        "sums": sums.hex(),
         "form": block.form_name.hex(),
         "before": block.before.hex(),
         "tokens": block.tokens.hex(),
@@ -228,17 +235,34 @@ def _header_in(raw: memoryview) -> memoryview:
     return raw[LENGTH_NBYTES : LENGTH_NBYTES + length]
 
 
-def _compare_checksum(raw: memoryview) -> None:
-    """Do nothing where a file's checksum is right."""
-    digest = _new_checksum()
-    for piece in (raw[:_SUM_FROM], raw[_SUM_TO:]):
+def _compare_checksum(raw: memoryview, header_nbytes: int) -> None:
+    """Do nothing where the checksum of a file's length and header is right."""
+    stop = LENGTH_NBYTES + header_nbytes
+    right = _checksum(raw[:LENGTH_NBYTES], raw[LENGTH_NBYTES:_SUM_FROM], raw[_SUM_TO:stop])
+    if right != bytes(raw[_SUM_FROM:_SUM_TO]):
+        raise BlockRefused(Fault.TORN, "its header's checksum is not that of its bytes")
+
+
+def _checksum(*pieces: bytes | memoryview) -> bytes:
+    """Return the digits of length and header, without those of the checksum itself."""
+    digest = blake2b(digest_size=_CHECKSUM_NBYTES, person=b"mlxd block")
+    for piece in pieces:
         digest.update(piece)
-    if digest.hexdigest().encode() != bytes(raw[_SUM_FROM:_SUM_TO]):
-        raise BlockRefused(Fault.TORN, "its checksum is not that of its bytes")
+    return digest.hexdigest().encode()
 
 
-def _new_checksum() -> blake2b:
-    return blake2b(digest_size=_CHECKSUM_NBYTES, person=b"mlxd block")
+def _compare_sums(metadata: Mapping[str, object], tensors: Sequence[Tensor]) -> None:
+    """Do nothing where the sums of all tensors are right."""
+    stated = metadata.get("sums")
+    for number, tensor in enumerate(tensors):
+        digits = 2 * _TENSOR_SUM_NBYTES
+        at = number * digits
+        if not isinstance(stated, str) or stated[at : at + digits] != _sum_of(tensor).hex():
+            raise BlockRefused(Fault.TORN, f"{tensor.name!r:.60} is not what was written")
+
+
+def _sum_of(tensor: Tensor) -> bytes:
+    return zlib.crc32(tensor.content).to_bytes(_TENSOR_SUM_NBYTES, "big")
 
 
 def _bytes_in(metadata: Mapping[str, object], name: str, nbytes: int | None) -> bytes:
@@ -277,12 +301,14 @@ def _tensors_in(entries: Mapping[str, object], data: memoryview) -> tuple[Tensor
         if not isinstance(dtype, str) or dtype not in DTYPE_NBYTES or sizes is None:
             raise BlockRefused(Fault.FOREIGN, f"{name!r:.60} has no type or shape that is known")
         nbytes = math.prod(sizes) * DTYPE_NBYTES[dtype]
-        if offsets != (position, position + nbytes) or position + nbytes > len(data):
+        if offsets != (position, position + nbytes):
             raise BlockRefused(Fault.FOREIGN, f"{name!r:.60} does not stand where it should")
+        if position + nbytes > len(data):
+            raise BlockRefused(Fault.TORN, f"it ends before {name!r:.60} does")
         tensors.append(Tensor(name, dtype, sizes, data[position : position + nbytes]))
         position += nbytes
     if position != len(data):
-        raise BlockRefused(Fault.FOREIGN, f"{len(data) - position} bytes belong to no tensor")
+        raise BlockRefused(Fault.TORN, f"{len(data) - position} bytes belong to no tensor")
     return tuple(tensors)
 
 

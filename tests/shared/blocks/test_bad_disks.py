@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from mlxd_shared.blocks.block_file import file_nbytes
+from mlxd_shared.blocks.block_file import VERSION, file_nbytes
 from mlxd_shared.blocks.folder import FolderRefused
 from mlxd_shared.blocks.listing import BESIDE
 from mlxd_shared.blocks.store import BlockStore
@@ -106,7 +106,8 @@ def test_nothing_else_in_the_named_folder_is_touched(tmp_path: Path) -> None:
     folder = tmp_path / "blocks"
     held = open_blocks(folder)
     (form,) = folder.iterdir()
-    for name in ("v0-" + "a" * 32, "v2-" + "b" * 32, "v1-" + "c" * 32, "v0-mine", "photos"):
+    this = f"v{VERSION}-" + "c" * 32
+    for name in ("v0-" + "a" * 32, f"v{VERSION + 1}-" + "b" * 32, this, "v0-mine", "photos"):
         (folder / name).mkdir()
         (folder / name / "x.safetensors").write_bytes(b"x")
     (folder / ("v0-" + "d" * 32)).symlink_to(folder / "photos")
@@ -116,7 +117,7 @@ def test_nothing_else_in_the_named_folder_is_touched(tmp_path: Path) -> None:
         open_blocks(folder).close()
 
     left = {path.name for path in folder.iterdir()}
-    assert left == {form.name, "v1-" + "c" * 32, "v0-mine", "photos", "v0-" + "d" * 32}
+    assert left == {form.name, this, "v0-mine", "photos", "v0-" + "d" * 32}
     assert (folder / "photos" / "x.safetensors").exists()
     assert [log["event"] for log in logs] == ["removed blocks of another version"] * 2
 

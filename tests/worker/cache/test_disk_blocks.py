@@ -11,7 +11,7 @@ from mlxd_shared.blocks.block_file import Block, BlockRefused, Fault, Part, Tens
 from mlxd_shared.blocks.sealing import DiskKey
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind, LayerCache
-from mlxd_worker.cache.disk.cutting import bytes_of, cut, states_of, tensors_of
+from mlxd_worker.cache.disk.cutting import bytes_of, count_arrays, cut, states_of, tensors_of
 from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
 from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
@@ -130,6 +130,26 @@ def test_a_block_comes_back_bit_for_bit(held: Pair, key: DiskKey | None) -> None
     for snapshot in snapshots.values():
         snapshot.close()
     assert held.caches.contents.book.live == 0
+
+
+def test_arrays_are_copied_in_parts(held: Pair) -> None:
+    """As many at once as the bytes allow, one at least; together they are those of one go."""
+    for snapshot in owned_by(held, 0).values():
+        states = {snapshot.kind: snapshot.layers}
+        whole = tensors_of(states)
+        assert len(whole) == count_arrays(states)
+        most = 2 * max(tensor.nbytes for tensor in whole)
+        for nbytes_max in (1, most):
+            copied: list[Tensor] = []
+            while len(copied) < len(whole):
+                more = tensors_of(states, done=len(copied), nbytes_max=nbytes_max)
+                assert len(more) == 1 or sum(tensor.nbytes for tensor in more) <= nbytes_max
+                assert len(more) > 1 or nbytes_max == 1 or len(copied) == len(whole) - 1
+                copied += more
+            assert [(each.name, each.content) for each in copied] == [
+                (each.name, each.content) for each in whole
+            ]
+        snapshot.close()
 
 
 def test_a_row_goes_on_from_blocks(held: Pair) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors import safe_open
 from structlog.testing import capture_logs
 
 from mlxd_shared.blocks.block_file import Block, Part
@@ -95,6 +96,39 @@ def test_only_what_layers_hold_is_written(memory: tuple[str, Path], tmp_path: Pa
     assert depths[Part.ENTRIES] == ([] if name == "sliding" else list(range(last + 1)))
     assert depths[Part.STATE] == ([last] if name in {"sliding", "mixed", "hybrid"} else [])
     assert WINDOW < WHOLE, "the window has wrapped by then"
+
+
+def test_beside_rows_a_step_copies_no_more_than_it_may(
+    memory: tuple[str, Path], tmp_path: Path
+) -> None:
+    """An array at least, where none is as small: as many steps as arrays, and the same blocks."""
+    _, model = memory
+    steps = 0
+    with engine_with_disk(model, tmp_path / "blocks") as first:
+        disk = disk_of(first)
+        disk.step_nbytes = 1
+        tend = disk.tend
+
+        def count_steps(*, idle: bool) -> None:
+            nonlocal steps
+            steps += disk.pending
+            del idle
+            tend(idle=False)
+
+        disk.tend = count_steps  # type: ignore[method-assign]
+        for _ in range(2):
+            ask(first, PROMPT)
+        while disk.pending:
+            disk.tend(idle=False)
+
+    arrays = 0
+    for path in (tmp_path / "blocks").glob("v*/*.safetensors"):
+        with safe_open(path, framework="np") as file:
+            arrays += len(file.keys())
+    assert steps == arrays > 0
+    with engine_with_disk(model, tmp_path / "blocks") as second:
+        ids, cached = ask(second, FURTHER)
+        assert (ids, cached) == (cold_ids(model, FURTHER), WHOLE)
 
 
 @pytest.mark.parametrize("kv", [KVFormat.Q8, KVFormat.Q4])

@@ -10,6 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 
 import mlx.core as mx
 
@@ -50,20 +51,34 @@ def cut(parts: Sequence[Snapshot], start: int, stop: int) -> tuple[LayerState, .
     return tuple(_join(list(of_layer)) for of_layer in zip(*pieces, strict=True))
 
 
-def tensors_of(states: Mapping[Kind, Sequence[LayerState]]) -> tuple[Tensor, ...]:
-    """Return the bytes of all layers' arrays, copied; by kind and layer as in a block."""
-    named = {
-        name_of(kind, index, number): array
+def tensors_of(
+    states: Mapping[Kind, Sequence[LayerState]], *, done: int = 0, nbytes_max: int | None = None
+) -> tuple[Tensor, ...]:
+    """Return the bytes of all layers' arrays, copied; by kind and layer as in a block.
+
+    done: how many of them are left out, because they were returned before. nbytes_max: how many
+    bytes are copied at most, or one array; None: all.
+    """
+    named = [
+        (name_of(kind, index, number), array)
         for kind, layers in states.items()
         for index, state in enumerate(layers)
         for number, array in enumerate(state)
-    }
-    flat = {name: mx.contiguous(array).view(mx.uint8) for name, array in named.items()}
-    mx.eval(list(flat.values()))
+    ][done:]
+    if nbytes_max is not None:
+        ends = accumulate(array.nbytes for _, array in named)
+        named = named[: max(sum(end <= nbytes_max for end in ends), 1)]
+    flat = [mx.contiguous(array).view(mx.uint8) for _, array in named]
+    mx.eval(flat)
     return tuple(
-        Tensor(name, WORDS[array.dtype], tuple(array.shape), bytes_of(flat[name]))
-        for name, array in named.items()
+        Tensor(name, WORDS[array.dtype], tuple(array.shape), bytes_of(content))
+        for (name, array), content in zip(named, flat, strict=True)
     )
+
+
+def count_arrays(states: Mapping[Kind, Sequence[LayerState]]) -> int:
+    """Return how many tensors `tensors_of` makes of them in all."""
+    return sum(len(state) for layers in states.values() for state in layers)
 
 
 def bytes_of(array: mx.array) -> bytes:

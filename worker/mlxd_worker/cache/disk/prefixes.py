@@ -4,7 +4,9 @@ Invariants:
 - Blocks that were used twice are written, and, before the model goes, what is worth it; both where
   reading them back is quicker than computing them (`blocks.policy`). Between a use and its block's
   turn the snapshots may have been evicted: then nothing is written, until the next use.
-- At most one block is cut and handed over at a time, and none while the threads have enough.
+- At most one block is cut and handed over at a time, and none while the threads have enough. Where
+  a step's own cores copy it, it is a few arrays a step while rows run, so that no step is longer by
+  a block; what memory lets go meanwhile is not written.
 - A prompt's blocks are named once for each request that uses it; those that memory is about to let
   go, a few at a time (`doomed`), and only where writing the prompt would pay.
 - A prompt is given the blocks that follow what it has in memory, up to a length at which every kind
@@ -17,11 +19,11 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from mlxd_shared.blocks.block_file import Block, BlockId, Part
+from mlxd_shared.blocks.block_file import Block, BlockId, Part, Tensor
 from mlxd_shared.blocks.chain import names_of
 from mlxd_shared.blocks.listing import folder_name
 from mlxd_shared.blocks.policy import (
@@ -35,7 +37,7 @@ from mlxd_shared.blocks.policy import (
 from mlxd_shared.domain.figures import PrefixDisk as PrefixDiskFigures
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import Kind
-from mlxd_worker.cache.disk.cutting import cut, tensors_of
+from mlxd_worker.cache.disk.cutting import count_arrays, cut, tensors_of
 from mlxd_worker.cache.disk.doomed import DoomedPrompts
 from mlxd_worker.cache.disk.shapes import BlockShapes
 from mlxd_worker.cache.disk.tier import BlockTier, Reading
@@ -43,9 +45,13 @@ from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
 from mlxd_worker.cache.prefix.images import whole_images
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, Node, part
+from mlxd_worker.kernels.device import runs_cpu
 
 WANTED_MAX: Final = 1 << 14
 """Blocks that wait for their turn to be cut; those beyond wait for their next use."""
+
+STEP_NBYTES: Final = 1 << 19
+"""Of a block, copied in one step beside rows, where a CPU computes both."""
 
 Trie = PrefixTrie[Kind, Snapshot]
 
@@ -71,11 +77,15 @@ class PrefixDisk:
         self.block_tokens = shapes.block_tokens
         self.token_s = 0.0
         """What computing a token of a prompt takes; 0 where none was."""
+        self.step_nbytes = STEP_NBYTES if runs_cpu() else None
+        """Of a block, how much a step copies beside rows, one array at least; None: all of it."""
         self._entry_kinds = shapes.kinds(Part.ENTRIES)
         self._state_kinds = shapes.kinds(Part.STATE)
         self._block_nbytes = shapes.block_nbytes
         self._form_name, self._name_key = tier.store.form_name, tier.store.name_key
         self._wanted: dict[BlockId, _Wanted] = {}
+        self._copied: list[Tensor] = []
+        """Of the first of them."""
         self._doomed = DoomedPrompts(
             self._form_name, block_tokens=self.block_tokens, name_key=self._name_key
         )
@@ -158,17 +168,13 @@ class PrefixDisk:
         idle: nothing else is to be done: wait for room, not for long.
         """
         if not self.tier.writes:
-            self._wanted.clear()
-            self._doomed.clear()
+            self._forget_wanted()
         named = self._doomed.advance()
         if named is not None:
             self._enlist(named.key, named.names)
+        nbytes_max = None if idle else self.step_nbytes
         while self._wanted and self.tier.has_room():
-            block_id = next(iter(self._wanted))
-            block = self._cut(block_id, self._wanted.pop(block_id))
-            if block is not None:
-                self.tier.note_saving(self.block_tokens * self.token_s)
-                self.tier.write(block)
+            if self._copy_first(nbytes_max):
                 return
         if idle and self._wanted:
             self.tier.wait()
@@ -186,8 +192,7 @@ class PrefixDisk:
         done = self.tier.flush(timeout_s=max(until_s - self.tier.clock(), 0.0))
         if self._wanted or not done:
             _log.warning("left blocks unwritten", count=len(self._wanted), timeout_s=timeout_s)
-        self._wanted.clear()
-        self._doomed.clear()
+        self._forget_wanted()
 
     def figures(self, *, hit_tokens: int) -> PrefixDiskFigures:
         """Return what is there and has been done; `hit_tokens` of prompts came from here."""
@@ -286,32 +291,58 @@ class PrefixDisk:
     def _use(self, names: Iterable[bytes]) -> None:
         self.tier.store.use(BlockId(name, what) for name in names for what in Part)
 
-    def _cut(self, block: BlockId, wanted: _Wanted) -> Block | None:
-        """Return a block as it is in memory; None where it is not, or not at rest."""
+    def _forget_wanted(self) -> None:
+        self._wanted.clear()
+        self._copied.clear()
+        self._doomed.clear()
+
+    def _copy_first(self, nbytes_max: int | None) -> bool:
+        """Copy so much of the block whose turn it is, and hand it over once that is all of it.
+
+        Return whether anything was copied: not where the block is not in memory, or not at rest.
+        """
+        block_id, wanted = next(iter(self._wanted.items()))
+        states = self._cut(block_id, wanted)
+        if states is None:
+            del self._wanted[block_id]
+            self._copied.clear()
+            return False
+        self._copied += tensors_of(states, done=len(self._copied), nbytes_max=nbytes_max)
+        if len(self._copied) < count_arrays(states):
+            return True
+        del self._wanted[block_id]
+        start = wanted.depth * self.block_tokens
+        block = Block(
+            self._form_name,
+            wanted.before,
+            bytes(part(wanted.key, start, start + self.block_tokens)),
+            wanted.depth,
+            block_id.part,
+            tuple(self._copied),
+            name_key=self._name_key,
+        )
+        self._copied.clear()
+        self.tier.note_saving(self.block_tokens * self.token_s)
+        self.tier.write(block)
+        return True
+
+    def _cut(self, block: BlockId, wanted: _Wanted) -> Mapping[Kind, tuple[LayerState, ...]] | None:
+        """Return a block's arrays as they are in memory, lazy; None: not there, or not at rest."""
         start = wanted.depth * self.block_tokens
         stop = start + self.block_tokens
         assert self._trie is not None, "the cache that this is for is there"
         match = self._trie.match(part(wanted.key, 0, stop))
         if match.count < stop:
             return None
-        states: dict[Kind, tuple[LayerState, ...]] = {}
-        if block.part is Part.ENTRIES:
-            for kind in self._entry_kinds:
-                layers = cut(match.parts(kind), start, stop)
-                if layers is None:
-                    return None
-                states[kind] = layers
-        else:
+        if block.part is Part.STATE:
             node = match.path[-1]
             if node.stop != stop or not self._has_state(node):
                 return None
-            states = {kind: node.snapshots[kind].layers for kind in self._state_kinds}
-        return Block(
-            self._form_name,
-            wanted.before,
-            bytes(part(wanted.key, start, stop)),
-            wanted.depth,
-            block.part,
-            tensors_of(states),
-            name_key=self._name_key,
-        )
+            return {kind: node.snapshots[kind].layers for kind in self._state_kinds}
+        states: dict[Kind, tuple[LayerState, ...]] = {}
+        for kind in self._entry_kinds:
+            layers = cut(match.parts(kind), start, stop)
+            if layers is None:
+                return None
+            states[kind] = layers
+        return states

@@ -24,9 +24,13 @@ from mlxd_shared.blocks.block_file import Block, BlockId
 from mlxd_shared.blocks.policy import READ_ASSUMED_NBYTES_S, Meter, Rates
 from mlxd_shared.blocks.store import BlockStore
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.ops.priorities import give_way
 
 IN_FLIGHT_NBYTES: Final = 64 << 20
 """Of blocks of 8 to 32 MiB two at least: one is read while the other is put back."""
+
+NICENESS: Final = 10
+"""How far both threads stay behind: steps divide all cores, and one that is slow holds up all."""
 
 WAIT_S: Final = 0.01
 
@@ -214,6 +218,7 @@ class BlockTier:
 
     def _run(self, name: str, work: Callable[[], None]) -> None:
         """Work until the end; a fault is told of once, and ends this thread alone."""
+        give_way(NICENESS)
         try:
             work()
         except Exception as error:  # noqa: BLE001 - the thread's last words
