@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from mlxd import Client, SamplingOptions
+from mlxd import Client, Delta, SamplingOptions
 from tests.bench.models import Shape
 from tests.support.made_weights import write_weights
 from tests.support.random_model import decoder_config
@@ -53,15 +53,17 @@ MODELS = {**SEEING, "llava-large": write_large_model}
 async def listen(client: Client, gaps_s: list[float], *, tokens: int) -> None:
     """Hear one stream of text to its end; add the gaps between its messages."""
     sampling = SamplingOptions(temperature=1.0, seed=3)
-    before_s = 0.0
+    before_s, heard = 0.0, 0
     async with client.generate(
         "Once upon a time", model=NAME, sampling=sampling, max_tokens=tokens, ignore_eos=True
     ) as stream:
-        async for _ in stream:
+        async for event in stream:
+            heard += len(event.token_ids) if isinstance(event, Delta) else 0
             now_s = time.monotonic()
             if before_s:
                 gaps_s.append(now_s - before_s)
             before_s = now_s
+    assert heard == tokens
 
 
 async def send_files(address: str) -> list[tuple[str, str]]:

@@ -141,12 +141,14 @@ class PromptKey:
         self._request = request
         self._digest = digest
         self._key: bytes | None = None
+        self._making = asyncio.Lock()
 
     async def get(self) -> bytes:
-        """Return it, as `key_of` makes it."""
-        if self._key is None:
-            self._key = await run_paced(key_of, self._request, self._digest)
-        return self._key
+        """Return it, as `key_of` makes it: once, whoever asks at the same moment."""
+        async with self._making:
+            if self._key is None:
+                self._key = await run_paced(key_of, self._request, self._digest)
+            return self._key
 
 
 def key_of(request: inference_pb2.GenerateRequest, digest: str) -> bytes:

@@ -245,10 +245,11 @@ class Relay:
         if begun and not lost:
             loss = self._lost_error(loss.describe())
         stays = isinstance(loss, e.WorkerLost) and not self._spec.migrate
+        silent = lost and not self._has_frame
+        key = await self._key.get() if silent else b""  # before: a death is noted at once
         ended = await lease.worker.wait_ended(wait_s=0.0 if stays else LEAVING_WAIT_S)
-        silent = ended and lost and not self._has_frame
-        if silent and self._runtime.may_have_died_of(lease):
-            self._quarantine.note_death(await self._key.get(), lease.worker.incarnation)
+        if silent and ended and self._runtime.may_have_died_of(lease):
+            self._quarantine.note_death(key, lease.worker.incarnation)
         self._moves += 1
         if stays or not ended or self._moves > MOVES_MAX:
             raise loss

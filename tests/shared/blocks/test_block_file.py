@@ -101,7 +101,7 @@ def test_other_programs_can_read_it(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("seed", range(examples(500, few=100)))
 def test_no_bit_flips_unseen(seed: int) -> None:
-    """Wherever in the file a bit is wrong, the file is refused, before it is parsed."""
+    """Wherever in the file a bit is wrong, the file is refused."""
     raw = bytearray(whole(BLOCK))
     bit = random.Random(seed).randrange(8 * len(raw))
     raw[bit // 8] ^= 1 << bit % 8

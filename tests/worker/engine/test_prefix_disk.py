@@ -106,7 +106,7 @@ def test_beside_rows_a_step_copies_no_more_than_it_may(
     steps = 0
     with engine_with_disk(model, tmp_path / "blocks") as first:
         disk = disk_of(first)
-        disk.step_nbytes = 1
+        disk.copied_nbytes_s = 0
         tend = disk.tend
 
         def count_steps(*, idle: bool) -> None:

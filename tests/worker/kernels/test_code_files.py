@@ -18,6 +18,7 @@ from mlxd_worker.kernels.code_files import (
     own_folder,
     prove,
 )
+from mlxd_worker.kernels.nvrtc import CompileError
 
 VERSION = "0.32.4"
 CODE = b"machine code"
@@ -126,3 +127,36 @@ def test_nothing_is_launched_where_no_file_can_be_written(tmp_path: Path) -> Non
 
     assert not prove(CodeFiles(tmp_path / "gone"), compile_source, launcher)
     assert launcher.calls == []
+
+
+def test_a_folder_is_made_for_its_user_alone_whatever_the_umask(tmp_path: Path) -> None:
+    """A group that may write new folders by default may not write this one, nor those above."""
+    named = tmp_path / "above" / "named"
+    before = os.umask(0o002)
+    try:
+        assert own_folder({FOLDER_VARIABLE: str(named)}, mlx_version=VERSION) == named
+    finally:
+        os.umask(before)
+    assert {named.stat().st_mode & 0o777, named.parent.stat().st_mode & 0o777} == {0o755}
+
+
+@pytest.mark.parametrize(("mode", "used"), [(0o755, True), (0o777, False), (0o1777, True)])
+def test_who_may_replace_a_folder_above_may_replace_the_code(
+    mode: int, used: bool, tmp_path: Path
+) -> None:
+    """Not where entries are their owners' alone, as among temporary files."""
+    above = tmp_path / "above"
+    above.mkdir()
+    above.chmod(mode)
+    named = above / "named"
+
+    assert (own_folder({FOLDER_VARIABLE: str(named)}, mlx_version=VERSION) is not None) is used
+
+
+def test_a_probe_that_is_refused_proves_nothing(tmp_path: Path) -> None:
+    """The kernel that was asked for is launched with its code."""
+
+    def refuse(source: str, *, name: str) -> bytes:
+        raise CompileError(f"{name}: {len(source)}")
+
+    assert not prove(CodeFiles(tmp_path), refuse, Launcher(42))

@@ -10,15 +10,25 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
-from mlxd_models.families.common.packing import ON_LOAD
+from mlxd_models.families.common.packing import ON_LOAD, Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.domain.requests import Weights
 from mlxd_worker.kernels.device import runs_cpu
-from mlxd_worker.kernels.packed.product import packed_product
+from mlxd_worker.kernels.nvrtc import Device
+from mlxd_worker.kernels.packed.blocks import packed_blocks_times
+from mlxd_worker.kernels.packed.product import kernel_for, packed_product
+from mlxd_worker.kernels.packed.rows import PackedMatrix, packed_rows_times
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import Result
-from mlxd_worker.proof.products import compare_products, describe_packing, packings
+from mlxd_worker.proof.products import (
+    OUTPUTS,
+    ROWS,
+    WIDTH,
+    compare_products,
+    describe_packing,
+    packings,
+)
 from mlxd_worker.proof.prover import Prover
 
 pytestmark = pytest.mark.skipif(not runs_cpu(), reason="numbers are judged as a CPU's here")
@@ -77,3 +87,15 @@ def test_a_kernel_that_is_wrong_for_some_rows(
     assert [(fault.subject, fault.off) for fault in faults] == [(describe_packing(wrong), None)]
     assert faults[0].subject.endswith("--weights q8, mixed_4_8")
     assert faults[0].problem.startswith("2 rows of 64 inputs are off")
+
+
+def test_both_kernels_for_4_bits_are_reached() -> None:
+    """On a Hopper device one or the other multiplies each number of rows that is proved."""
+    packing = Packing(64, 4)
+    weight = mx.random.normal((OUTPUTS, WIDTH)).astype(mx.bfloat16)
+    words, scales, offsets = mx.quantize(weight, packing.group_size, packing.bits)
+    matrix = PackedMatrix(words, scales, offsets, packing.group_size)
+    device = Device(90, 227 * 1024)
+    kernels = {kernel_for(mx.zeros((count, WIDTH), mx.bfloat16), matrix, device) for count in ROWS}
+
+    assert kernels == {packed_rows_times, packed_blocks_times}

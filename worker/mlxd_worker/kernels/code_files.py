@@ -6,7 +6,8 @@ compiled ones, and only then at what the launch brought (`mlx/backend/cuda/jit_m
 that lies in the folder, under the digest of nothing, is launched with nothing.
 
 Invariants:
-- Only a folder of this user's that nobody else may write is used: what lies there is run.
+- Only a folder of this user's is used that nobody else may write, or put another one in the place
+  of: what lies there is run.
 - That MLX finds what is put there is shown once, by a kernel that is launched so. Otherwise, and
   wherever a file cannot be written, launches bring their code along.
 """
@@ -27,7 +28,7 @@ import mlx.core as mx
 
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.kernels.device import Kernel
-from mlxd_worker.kernels.nvrtc import find_compiler
+from mlxd_worker.kernels.nvrtc import CompileError, find_compiler
 
 FOLDER_VARIABLE: Final = "MLX_PTX_CACHE_DIR"
 """Names MLX's folder; otherwise that lies among temporary files."""
@@ -36,6 +37,7 @@ NOTHING_DIGEST: Final = 0x553E93901E462A6E
 """What `std::hash<std::string>` of libstdc++ makes of an empty text, on 64 bits."""
 
 _OTHERS_WRITE: Final = stat.S_IWGRP | stat.S_IWOTH
+_MODE: Final = 0o755
 _PROBE_SYMBOL: Final = "mlxd_probe"
 _PROBE_ANSWER: Final = 42
 _PROBE: Final = (
@@ -91,20 +93,40 @@ def find_files() -> CodeFiles | None:
 
 
 def own_folder(environ: Mapping[str, str], *, mlx_version: str) -> Path | None:
-    """Return MLX's folder, made if need be; None where others may write what is run from it."""
+    """Return MLX's folder, made if need be; None where others may decide what is run from it."""
     named = environ.get(FOLDER_VARIABLE)
     folder = Path(named) if named else Path(tempfile.gettempdir()) / "mlx" / mlx_version / "ptx"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        described = folder.stat()
-    except OSError:
+        for path in reversed((folder, *folder.parents)):
+            if not path.exists():
+                path.mkdir(mode=_MODE, exist_ok=True)
+        user = os.geteuid()
+        own = is_own(folder.stat(), user=user)
+        stays = all(
+            keeps_entries(parent.stat(), user=user)
+            for path in (folder, folder.resolve())
+            for parent in path.absolute().parents
+        )
+    except OSError as error:
+        _log.warning("kernels are launched with their code", problem=str(error))
         return None
-    return folder if is_own(described, user=os.geteuid()) else None
+    if own and stays:
+        return folder
+    problem = "others may write there, or above"
+    _log.warning("kernels are launched with their code", problem=problem, folder=str(folder))
+    return None
 
 
 def is_own(described: os.stat_result, *, user: int) -> bool:
     """Tell whether a folder is a user's, and nobody else may write there. Pure."""
     return described.st_uid == user and not described.st_mode & _OTHERS_WRITE
+
+
+def keeps_entries(described: os.stat_result, *, user: int) -> bool:
+    """Tell whether nobody else may take a user's own entries out of a folder. Pure."""
+    sticky = described.st_mode & stat.S_ISVTX
+    shared = described.st_mode & _OTHERS_WRITE and not sticky
+    return described.st_uid in {user, 0} and not shared
 
 
 class Compile(Protocol):
@@ -122,10 +144,10 @@ def prove(
     files: CodeFiles, compile_source: Compile, launch: Kernel = mx.fast.precompiled_cuda_kernel
 ) -> bool:
     """Launch a kernel without its code; return whether it did what it says. Engine thread."""
-    name = files.put(_PROBE_SYMBOL, compile_source(_PROBE, name=_PROBE_SYMBOL))
-    if name is None:
-        return False
     try:
+        name = files.put(_PROBE_SYMBOL, compile_source(_PROBE, name=_PROBE_SYMBOL))
+        if name is None:
+            return False
         (out,) = launch(
             name=name,
             compiled_source=b"",
@@ -137,6 +159,6 @@ def prove(
             threadgroup=(1, 1, 1),
         )
         return bool(out.item() == _PROBE_ANSWER)
-    except RuntimeError as error:
+    except (CompileError, RuntimeError) as error:
         _log.warning("kernels are launched with their code", problem=str(error))
         return False

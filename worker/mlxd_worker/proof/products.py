@@ -22,7 +22,8 @@ from mlxd_worker.proof.subjects import form_on
 
 PRODUCT_PATHS: Final = (FastPath.PACKED_ROWS,)
 """The fast paths that are proved here."""
-OUTPUTS: Final = 128
+OUTPUTS: Final = 256
+"""What the kernel for many rows asks for at least."""
 WIDTH: Final = 512
 """Of inputs: several groups of every size."""
 ROWS: Final = (1, 2, 8, 40, 100)

@@ -50,8 +50,9 @@ from mlxd_worker.kernels.device import runs_cpu
 WANTED_MAX: Final = 1 << 14
 """Blocks that wait for their turn to be cut; those beyond wait for their next use."""
 
-STEP_NBYTES: Final = 1 << 19
-"""Of a block, copied in one step beside rows, where a CPU computes both."""
+COPIED_NBYTES_S: Final = 50 << 20
+"""Of blocks, copied beside rows in a second of their steps, where a CPU computes both: half a MiB
+in a step of 10 ms, which is less than a twentieth of it."""
 
 Trie = PrefixTrie[Kind, Snapshot]
 
@@ -77,8 +78,10 @@ class PrefixDisk:
         self.block_tokens = shapes.block_tokens
         self.token_s = 0.0
         """What computing a token of a prompt takes; 0 where none was."""
-        self.step_nbytes = STEP_NBYTES if runs_cpu() else None
-        """Of a block, how much a step copies beside rows, one array at least; None: all of it."""
+        self.copied_nbytes_s = COPIED_NBYTES_S if runs_cpu() else None
+        """How much is copied beside rows, by their steps' time, one array a step at least; None:
+        all of a block in one step."""
+        self._tended_s = tier.clock()
         self._entry_kinds = shapes.kinds(Part.ENTRIES)
         self._state_kinds = shapes.kinds(Part.STATE)
         self._block_nbytes = shapes.block_nbytes
@@ -163,16 +166,20 @@ class PrefixDisk:
                 self._doomed.note(end)
 
     def tend(self, *, idle: bool) -> None:
-        """Hand one block over, where one waits and there is room; once a step.
+        """Copy a step's part of the block whose turn it is, where there is room; once a step.
 
-        idle: nothing else is to be done: wait for room, not for long.
+        A block is handed over once it is copied as a whole.
+
+        idle: nothing else is to be done: copy all of it, and wait for room, not for long.
         """
+        elapsed_s, self._tended_s = self.tier.clock() - self._tended_s, self.tier.clock()
         if not self.tier.writes:
             self._forget_wanted()
         named = self._doomed.advance()
         if named is not None:
             self._enlist(named.key, named.names)
-        nbytes_max = None if idle else self.step_nbytes
+        rate = None if idle else self.copied_nbytes_s
+        nbytes_max = None if rate is None else int(rate * elapsed_s)
         while self._wanted and self.tier.has_room():
             if self._copy_first(nbytes_max):
                 return

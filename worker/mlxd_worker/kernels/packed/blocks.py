@@ -55,7 +55,7 @@ ADD_VALUES: Final = 4
 def serves_blocks(rows: mx.array, matrix: PackedMatrix, device: Device) -> bool:
     """Return whether `packed_blocks_times` can do this, and faster than `packed_rows_times`.
 
-    rows, matrix: what `packed_rows.serves`.
+    rows, matrix: such that `rows.serves` tells that this is so of `packed_rows_times`.
     """
     count, inputs = rows.shape
     outputs = matrix.words.shape[0]
