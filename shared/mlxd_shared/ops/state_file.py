@@ -40,7 +40,16 @@ def replace_json(path: Path, content: Mapping[str, object], *, mode: int = EVERY
 
 
 def replace_text(path: Path, text: str, *, mode: int) -> None:
-    """Have a file say `text`: it says that or what it said before, whatever happens meanwhile.
+    """Have a file say `text`, see `replace_bytes`.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    replace_bytes(path, text.encode(), mode=mode)
+
+
+def replace_bytes(path: Path, content: bytes, *, mode: int = EVERYBODYS) -> None:
+    """Have a file hold `content`: that or what it held before, whatever happens meanwhile.
 
     Raises:
         OSError: it cannot be written.
@@ -48,8 +57,8 @@ def replace_text(path: Path, text: str, *, mode: int) -> None:
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     beside = Path(name)
     try:
-        with os.fdopen(descriptor, "w", encoding="utf-8") as stream:
-            stream.write(text)
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
         beside.chmod(mode)

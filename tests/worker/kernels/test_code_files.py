@@ -100,10 +100,18 @@ class Launcher:
         return [mx.array([self._answer], mx.int32)]
 
 
-def compile_source(source: str, *, name: str) -> bytes:
-    """Return the source as the code."""
-    assert name in source
-    return source.encode()
+class Compiling:
+    """A compiler whose code is the source; or which refuses all."""
+
+    def __init__(self, *, refuses: bool = False) -> None:
+        self._refuses = refuses
+
+    def compile(self, source: str, *, name: str) -> bytes:
+        """Return the source as the code."""
+        assert name in source
+        if self._refuses:
+            raise CompileError(name)
+        return source.encode()
 
 
 @pytest.mark.parametrize(
@@ -115,7 +123,7 @@ def test_it_is_proved_by_a_launch_without_code(
     """What MLX does not find, or what does something else, is no proof."""
     launcher = Launcher(answer)
 
-    assert prove(CodeFiles(tmp_path), compile_source, launcher) is proved
+    assert prove(CodeFiles(tmp_path), Compiling(), launcher) is proved
     (call,) = launcher.calls
     assert call["compiled_source"] == b""
     assert (tmp_path / f"{call['name']}_{NOTHING_DIGEST:x}.ptx").read_bytes()
@@ -125,7 +133,7 @@ def test_nothing_is_launched_where_no_file_can_be_written(tmp_path: Path) -> Non
     """There is nothing to prove."""
     launcher = Launcher(42)
 
-    assert not prove(CodeFiles(tmp_path / "gone"), compile_source, launcher)
+    assert not prove(CodeFiles(tmp_path / "gone"), Compiling(), launcher)
     assert launcher.calls == []
 
 
@@ -155,8 +163,4 @@ def test_who_may_replace_a_folder_above_may_replace_the_code(
 
 def test_a_probe_that_is_refused_proves_nothing(tmp_path: Path) -> None:
     """The kernel that was asked for is launched with its code."""
-
-    def refuse(source: str, *, name: str) -> bytes:
-        raise CompileError(f"{name}: {len(source)}")
-
-    assert not prove(CodeFiles(tmp_path), refuse, Launcher(42))
+    assert not prove(CodeFiles(tmp_path), Compiling(refuses=True), Launcher(42))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import mlx.core as mx
 import pytest
 
@@ -22,29 +20,7 @@ from mlxd_worker.kernels.packed.blocks import (
 from mlxd_worker.kernels.packed.blocks_source import OUTPUTS, ROWS, THREADS
 from mlxd_worker.kernels.packed.product import kernel_for
 from mlxd_worker.kernels.packed.rows import PackedMatrix, packed_rows_times
-
-H200 = Device(90, 227 * 1024)
-
-
-class Launches:
-    """A kernel that gives ones, and keeps what it is called with."""
-
-    def __init__(self) -> None:
-        self.calls: list[dict[str, Any]] = []
-
-    def __call__(self, **arguments: Any) -> list[mx.array]:
-        """Note a launch."""
-        self.calls.append(arguments)
-        shaped = zip(arguments["output_shapes"], arguments["output_dtypes"], strict=True)
-        return [mx.ones(shape, dtype) for shape, dtype in shaped]
-
-
-def matrix_of(
-    outputs: int = 256, inputs: int = 512, *, group: int = 64, dtype: mx.Dtype = mx.bfloat16
-) -> PackedMatrix:
-    """Return noise in 4 bits."""
-    noise = mx.random.normal((outputs, inputs), key=mx.random.key(outputs + inputs)) / inputs**0.5
-    return PackedMatrix(*mx.quantize(noise.astype(dtype), group, 4), group)
+from tests.support.packed_matrices import H200, Launches, check_products, matrix_of
 
 
 @pytest.mark.parametrize("outputs", [256, 1000, 4096, 6144, 28_672, 151_936])
@@ -124,15 +100,7 @@ def test_the_kernel_agrees_with_the_numbers(
 ) -> None:
     """Within rounding; and a row is the same to the bit, whatever rows stand beside it."""
     matrix = matrix_of(outputs, inputs, group=group, dtype=dtype)
-    numbers = mx.dequantize(matrix.words, matrix.scales, matrix.offsets, group, 4)
-    rows = mx.random.normal((200, inputs), key=mx.random.key(7)).astype(dtype)
-    expected = rows.astype(mx.float32) @ numbers.astype(mx.float32).T
-    alone = packed_blocks_times(rows[:1], matrix)
-    for count in (1, 7, 33, 64, 65, 100, 128, 129, 200):
-        ours = packed_blocks_times(rows[:count], matrix)
-        apart = mx.linalg.norm(ours.astype(mx.float32) - expected[:count])
-        assert bool(apart < 6e-3 * mx.linalg.norm(expected[:count]))
-        assert mx.array_equal(ours[:1], alone)
+    check_products(packed_blocks_times, matrix, (1, 7, 33, 64, 65, 100, 128, 129, 200))
 
 
 def test_every_block_size_is_whole_tiles_of_the_instruction() -> None:

@@ -22,13 +22,14 @@ from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Final, Protocol
+from typing import Final
 
 import mlx.core as mx
 
 from mlxd_shared.ops.logs import get_logger
+from mlxd_shared.ops.state_file import replace_bytes
 from mlxd_worker.kernels.device import Kernel
-from mlxd_worker.kernels.nvrtc import CompileError, find_compiler
+from mlxd_worker.kernels.nvrtc import CompileError, Compiler, find_compiler
 
 FOLDER_VARIABLE: Final = "MLX_PTX_CACHE_DIR"
 """Names MLX's folder; otherwise that lies among temporary files."""
@@ -63,22 +64,12 @@ class CodeFiles:
         stem = f"{name}_{NOTHING_DIGEST:x}"
         try:
             # MLX reads which name is which symbol once it has seen that there is code.
-            self._write(f"{stem}.txt", f"{name}\t{symbol}\n".encode())
-            self._write(f"{stem}.ptx", code)
+            replace_bytes(self._folder / f"{stem}.txt", f"{name}\t{symbol}\n".encode())
+            replace_bytes(self._folder / f"{stem}.ptx", code)
         except OSError as error:
             _log.warning("kernels are launched with their code", problem=str(error))
             return None
         return name
-
-    def _write(self, name: str, content: bytes) -> None:
-        descriptor, path = tempfile.mkstemp(prefix=".code-", dir=self._folder)
-        try:
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(content)
-            Path(path).replace(self._folder / name)
-        except OSError:
-            Path(path).unlink(missing_ok=True)
-            raise
 
 
 @cache
@@ -89,7 +80,7 @@ def find_files() -> CodeFiles | None:
     if compiler is None or folder is None:
         return None
     files = CodeFiles(folder)
-    return files if prove(files, compiler.compile) else None
+    return files if prove(files, compiler) else None
 
 
 def own_folder(environ: Mapping[str, str], *, mlx_version: str) -> Path | None:
@@ -129,23 +120,12 @@ def keeps_entries(described: os.stat_result, *, user: int) -> bool:
     return described.st_uid in {user, 0} and not shared
 
 
-class Compile(Protocol):
-    """Makes machine code of a source that messages call `name`."""
-
-    def __call__(self, source: str, *, name: str) -> bytes:
-        """Return the code.
-
-        Raises:
-            CompileError: the source was refused.
-        """
-
-
 def prove(
-    files: CodeFiles, compile_source: Compile, launch: Kernel = mx.fast.precompiled_cuda_kernel
+    files: CodeFiles, compiler: Compiler, launch: Kernel = mx.fast.precompiled_cuda_kernel
 ) -> bool:
     """Launch a kernel without its code; return whether it did what it says. Engine thread."""
     try:
-        name = files.put(_PROBE_SYMBOL, compile_source(_PROBE, name=_PROBE_SYMBOL))
+        name = files.put(_PROBE_SYMBOL, compiler.compile(_PROBE, name=_PROBE_SYMBOL))
         if name is None:
             return False
         (out,) = launch(

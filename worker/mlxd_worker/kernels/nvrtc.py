@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
 import mlx.core as mx
 
@@ -41,6 +41,17 @@ _log = get_logger("kernels")
 
 class CompileError(Exception):
     """The compiler refused a source; says what it wrote."""
+
+
+class Compiler(Protocol):
+    """Makes machine code: CUDA's, or a test's."""
+
+    def compile(self, source: str, *, name: str) -> bytes:
+        """Return the machine code of a source.
+
+        Raises:
+            CompileError: it was refused.
+        """
 
 
 @dataclass(frozen=True, slots=True)

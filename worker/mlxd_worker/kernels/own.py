@@ -15,14 +15,14 @@ import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Final, Protocol, cast
+from typing import Any, Final, cast
 
 import mlx.core as mx
 
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.kernels.code_files import CodeFiles, find_files
 from mlxd_worker.kernels.device import Kernel
-from mlxd_worker.kernels.nvrtc import HEADERS, CompileError, find_compiler
+from mlxd_worker.kernels.nvrtc import HEADERS, CompileError, Compiler, find_compiler
 
 Constant = tuple[str, int | mx.Dtype]
 """A constant or a type that a body refers to by its name."""
@@ -37,17 +37,6 @@ TYPES: Final = {
 """What CUDA calls the types that kernels here take."""
 
 _log = get_logger("kernels")
-
-
-class Compiler(Protocol):
-    """Makes machine code: CUDA's, or a test's."""
-
-    def compile(self, source: str, *, name: str) -> bytes:
-        """Return the machine code of a source.
-
-        Raises:
-            CompileError: it was refused.
-        """
 
 
 @dataclass(frozen=True, slots=True)
