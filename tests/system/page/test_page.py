@@ -45,8 +45,10 @@ def controller_of(web: Web) -> Client:
 
 
 async def view(page: Page, name: str) -> None:
-    """Open a view by its link."""
-    await page.get_by_role("navigation").get_by_role("link", name=name, exact=True).click()
+    """Open a view by its link, and wait until it is shown: views have fields of one name."""
+    link = page.get_by_role("navigation").get_by_role("link", name=name, exact=True)
+    await link.click()
+    await expect(link).to_have_attribute("aria-current", "page")
 
 
 async def test_a_model_s_life(chromium: Browser, models: tuple[str, ...]) -> None:
