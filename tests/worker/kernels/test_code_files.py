@@ -22,6 +22,10 @@ from mlxd_worker.kernels.nvrtc import CompileError
 
 VERSION = "0.32.4"
 CODE = b"machine code"
+SOURCE = "void kernel() {}"
+TOOLCHAIN = "sm_90a"
+DIGEST = hashlib.sha256(f"{TOOLCHAIN}\n{SOURCE}".encode()).hexdigest()[:16]
+NAME = f"kernel_{DIGEST}"
 
 
 def libstdcxx_digest(text: bytes) -> int:
@@ -35,16 +39,56 @@ def libstdcxx_digest(text: bytes) -> int:
 
 
 def test_code_lies_under_its_own_name_and_the_digest_of_nothing(tmp_path: Path) -> None:
-    """Other code of the same symbol, as for another device, has another name."""
-    files = CodeFiles(tmp_path)
-    name, other = files.put("kernel", CODE), files.put("kernel", CODE + b"!")
+    """By its source and by what compiled that, and never in half."""
+    files = CodeFiles(tmp_path, toolchain=TOOLCHAIN)
+    name, other = files.put("kernel", SOURCE, CODE), files.put("kernel", SOURCE + "!", CODE)
 
-    assert name == f"kernel_{hashlib.sha256(CODE).hexdigest()[:16]}"
+    assert name == NAME
     assert other not in (None, name)
     stem = f"{name}_{libstdcxx_digest(b''):x}"
     assert (tmp_path / f"{stem}.ptx").read_bytes() == CODE
     assert (tmp_path / f"{stem}.txt").read_text() == f"{name}\tkernel\n"
-    assert len(list(tmp_path.iterdir())) == 4, "nothing else is left"
+    assert len(list(tmp_path.iterdir())) == 6, "nothing else is left"
+
+
+def test_a_later_process_finds_what_was_compiled(tmp_path: Path) -> None:
+    """The same source by the same toolchain alone."""
+    put = CodeFiles(tmp_path, toolchain=TOOLCHAIN).put("kernel", SOURCE, CODE)
+    later = CodeFiles(tmp_path, toolchain=TOOLCHAIN)
+
+    assert later.find("kernel", SOURCE) == put
+    assert later.find("kernel", SOURCE + "!") is None
+    assert later.find("other", SOURCE) is None
+    assert CodeFiles(tmp_path, toolchain="sm_100").find("kernel", SOURCE) is None
+
+
+@pytest.mark.parametrize("end", [".txt", ".ptx", ".sha256"])
+@pytest.mark.parametrize("content", [None, b"", b"torn"])
+def test_what_is_not_whole_is_compiled_anew(
+    end: str, content: bytes | None, tmp_path: Path
+) -> None:
+    """Code, its digest and its names are all there, or it is as if nothing were."""
+    files = CodeFiles(tmp_path, toolchain=TOOLCHAIN)
+    files.put("kernel", SOURCE, CODE)
+    part = tmp_path / f"{NAME}_{NOTHING_DIGEST:x}{end}"
+    if content is None:
+        part.unlink()
+    else:
+        part.write_bytes(content)
+
+    assert files.find("kernel", SOURCE) is None
+    assert files.put("kernel", SOURCE, CODE) == files.find("kernel", SOURCE) == NAME
+
+
+def test_a_file_that_cannot_be_read_is_compiled_anew(tmp_path: Path) -> None:
+    """A folder in its place ends nothing."""
+    files = CodeFiles(tmp_path, toolchain=TOOLCHAIN)
+    files.put("kernel", SOURCE, CODE)
+    part = tmp_path / f"{NAME}_{NOTHING_DIGEST:x}.ptx"
+    part.unlink()
+    part.mkdir()
+
+    assert files.find("kernel", SOURCE) is None
 
 
 def test_the_digest_of_nothing_is_the_library_s() -> None:
@@ -54,10 +98,12 @@ def test_the_digest_of_nothing_is_the_library_s() -> None:
 
 def test_a_folder_that_cannot_be_written_takes_no_code(tmp_path: Path) -> None:
     """The launch brings it along, and no half of a file stays."""
-    assert CodeFiles(tmp_path / "gone").put("kernel", CODE) is None
-    (tmp_path / f"kernel_{hashlib.sha256(CODE).hexdigest()[:16]}_{NOTHING_DIGEST:x}.ptx").mkdir()
-    assert CodeFiles(tmp_path).put("kernel", CODE) is None
-    assert [path.suffix for path in tmp_path.iterdir() if path.is_file()] == [".txt"]
+    gone = CodeFiles(tmp_path / "gone", toolchain=TOOLCHAIN)
+    assert gone.put("kernel", SOURCE, CODE) is None
+    (tmp_path / f"{NAME}_{NOTHING_DIGEST:x}.ptx").mkdir()
+    assert CodeFiles(tmp_path, toolchain=TOOLCHAIN).put("kernel", SOURCE, CODE) is None
+    there = sorted(path.suffix for path in tmp_path.iterdir() if path.is_file())
+    assert there == [".sha256", ".txt"]
 
 
 def test_only_a_folder_of_one_s_own_is_used(tmp_path: Path) -> None:
@@ -105,6 +151,7 @@ class Compiling:
 
     def __init__(self, *, refuses: bool = False) -> None:
         self._refuses = refuses
+        self.toolchain = TOOLCHAIN
 
     def compile(self, source: str, *, name: str) -> bytes:
         """Return the source as the code."""
@@ -123,7 +170,7 @@ def test_it_is_proved_by_a_launch_without_code(
     """What MLX does not find, or what does something else, is no proof."""
     launcher = Launcher(answer)
 
-    assert prove(CodeFiles(tmp_path), Compiling(), launcher) is proved
+    assert prove(CodeFiles(tmp_path, toolchain=TOOLCHAIN), Compiling(), launcher) is proved
     (call,) = launcher.calls
     assert call["compiled_source"] == b""
     assert (tmp_path / f"{call['name']}_{NOTHING_DIGEST:x}.ptx").read_bytes()
@@ -133,7 +180,7 @@ def test_nothing_is_launched_where_no_file_can_be_written(tmp_path: Path) -> Non
     """There is nothing to prove."""
     launcher = Launcher(42)
 
-    assert not prove(CodeFiles(tmp_path / "gone"), Compiling(), launcher)
+    assert not prove(CodeFiles(tmp_path / "gone", toolchain=TOOLCHAIN), Compiling(), launcher)
     assert launcher.calls == []
 
 
@@ -163,4 +210,6 @@ def test_who_may_replace_a_folder_above_may_replace_the_code(
 
 def test_a_probe_that_is_refused_proves_nothing(tmp_path: Path) -> None:
     """The kernel that was asked for is launched with its code."""
-    assert not prove(CodeFiles(tmp_path), Compiling(refuses=True), Launcher(42))
+    assert not prove(
+        CodeFiles(tmp_path, toolchain=TOOLCHAIN), Compiling(refuses=True), Launcher(42)
+    )

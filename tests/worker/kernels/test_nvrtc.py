@@ -10,6 +10,7 @@ import pytest
 
 from mlxd_worker.kernels.nvrtc import (
     HEADER,
+    HEADER_FILES,
     CompileError,
     Device,
     Nvrtc,
@@ -66,9 +67,19 @@ class Library:
         return tell
 
 
+@pytest.fixture(name="installed")
+def install(tmp_path: Path) -> Path:
+    """Return a file that stands for the library, beside headers."""
+    for name in HEADER_FILES:
+        (tmp_path / name).touch()
+    library = tmp_path / "libnvrtc.so.13"
+    library.touch()
+    return library
+
+
 def compiler(library: Any) -> Nvrtc:
     """Return a compiler by this library."""
-    return Nvrtc(library, include=Path("/include"), architecture="sm_90")
+    return Nvrtc(library, include=Path("/include"), architecture="sm_90", installed="13.0")
 
 
 def test_a_source_becomes_code_for_the_architecture() -> None:
@@ -92,12 +103,12 @@ def test_what_is_refused_says_why() -> None:
 
 @pytest.mark.parametrize(("refused", "serves"), [(b"nonsense", True), (b"cuda_fp16.h", False)])
 def test_a_library_that_does_not_serve_the_device_is_no_compiler(
-    refused: bytes, serves: bool
+    refused: bytes, serves: bool, installed: Path
 ) -> None:
     """It is asked once, before any kernel relies on it; nor is one that cannot be loaded."""
     library: Any = Library(refused)
     made = make_compiler(
-        Path("/lib"), include=Path("/include"), architecture="sm_90", load=lambda _: library
+        installed, include=installed.parent, architecture="sm_90", load=lambda _: library
     )
     assert (made is not None) == serves
     assert library.programs == 0
@@ -105,7 +116,34 @@ def test_a_library_that_does_not_serve_the_device_is_no_compiler(
     def fail(path: str) -> Any:
         raise OSError(path)
 
-    assert make_compiler(Path("/lib"), include=Path("/"), architecture="", load=fail) is None
+    include = installed.parent
+    assert make_compiler(installed, include=include, architecture="", load=fail) is None
+    (include / HEADER).unlink()
+    made = make_compiler(installed, include=include, architecture="", load=lambda _: library)
+    assert made is None
+
+
+def test_another_device_library_or_header_is_another_toolchain(installed: Path) -> None:
+    """What one has compiled, no other takes for its own; the same one does, again."""
+    library: Any = Library()
+
+    def toolchain(architecture: str = "sm_90") -> str:
+        made = make_compiler(
+            installed,
+            include=installed.parent,
+            architecture=architecture,
+            load=lambda _: library,
+        )
+        assert made is not None
+        return made.toolchain
+
+    first = toolchain()
+    assert toolchain() == first
+    seen = {first, toolchain("sm_90a")}
+    for number, path in enumerate((installed, *(installed.parent / name for name in HEADER_FILES))):
+        path.write_text("later" * (number + 1))
+        seen.add(toolchain())
+    assert len(seen) == 2 + 1 + len(HEADER_FILES)
 
 
 def test_the_library_is_the_one_that_is_loaded() -> None:

@@ -21,6 +21,7 @@ class Recording:
 
     def __init__(self, refused: str | None = None) -> None:
         self.sources: dict[str, str] = {}
+        self.toolchain = "sm_90a"
         self._refused = refused
 
     def compile(self, source: str, *, name: str) -> bytes:
@@ -111,7 +112,7 @@ def test_code_that_lies_in_a_file_is_not_brought_along(tmp_path: Path) -> None:
     """It is launched by the file's name; where none can be written, by its own, with the code."""
     compiler, launches = Recording(), Launches()
     for folder in (tmp_path, tmp_path / "gone"):
-        files = CodeFiles(folder)
+        files = CodeFiles(folder, toolchain=compiler.toolchain)
         kernel = OwnKernel(
             BODY,
             find=lambda: compiler,
@@ -123,8 +124,28 @@ def test_code_that_lies_in_a_file_is_not_brought_along(tmp_path: Path) -> None:
 
     ((symbol, source),) = compiler.sources.items()
     named = [(each["name"], each["compiled_source"]) for each in launches.calls]
-    short = (CodeFiles(tmp_path).put(symbol, source.encode()), b"")
+    kept = CodeFiles(tmp_path, toolchain=compiler.toolchain)
+    short = (kept.put(symbol, source, source.encode()), b"")
     assert named == [short, short, (symbol, source.encode()), (symbol, source.encode())]
+
+
+def test_what_a_process_before_compiled_is_not_compiled_again(tmp_path: Path) -> None:
+    """It is launched by the same name; another constant is another kernel."""
+    compilers, launches = (Recording(), Recording()), Launches()
+    for compiler in compilers:
+        files = CodeFiles(tmp_path, toolchain=compiler.toolchain)
+        kernel = OwnKernel(
+            BODY,
+            find=lambda compiler=compiler: compiler,  # type: ignore[misc]
+            find_files=lambda files=files: files,  # type: ignore[misc]
+            launch=launches.launch,
+        )
+        call(kernel)
+    call(kernel, factor=2)
+
+    assert [len(compiler.sources) for compiler in compilers] == [1, 1]
+    first, second, third = (each["name"] for each in launches.calls)
+    assert first == second != third
 
 
 def test_a_kernel_with_scalars_needs_our_compiler() -> None:

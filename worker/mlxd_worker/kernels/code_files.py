@@ -1,4 +1,4 @@
-"""Machine code that lies where MLX looks for it, so that a launch need not bring it along.
+"""Machine code that lies where MLX looks for it, for launches and for processes that come later.
 
 MLX 0.32.4 digests all of a kernel's machine code at each launch: 9 us of the host for 45 KB. By the
 kernel's name and that digest it looks among the kernels it has loaded, then in its folder of
@@ -10,6 +10,8 @@ Invariants:
   of: what lies there is run.
 - That MLX finds what is put there is shown once, by a kernel that is launched so. Otherwise, and
   wherever a file cannot be written, launches bring their code along.
+- A kernel's name has a digest of its source and of the whole toolchain, and what is there is used
+  only if it is all there: code, digest of the code, and names.
 """
 
 from __future__ import annotations
@@ -51,25 +53,59 @@ _log = get_logger("kernels")
 class CodeFiles:
     """A folder in which MLX looks for compiled kernels."""
 
-    def __init__(self, folder: Path) -> None:
-        """Put code into `folder`, which exists."""
+    def __init__(self, folder: Path, *, toolchain: str) -> None:
+        """Keep what one `toolchain` compiles in `folder`, which exists."""
         self._folder = folder
+        self._toolchain = toolchain
 
-    def put(self, symbol: str, code: bytes) -> str | None:
-        """Put a kernel's code there; return what to launch it as, None where that failed.
+    def find(self, symbol: str, source: str) -> str | None:
+        """Return what to launch a kernel as that was put here; None: it was not, or not whole."""
+        name = self._name(symbol, source)
+        names, code, digest = self._paths(name)
+        try:
+            whole = digest.read_bytes() == _digest(code.read_bytes())
+            return name if whole and names.read_bytes() == _line(name, symbol) else None
+        except FileNotFoundError:
+            return None
+        except OSError as error:
+            _log.warning("a kernel is compiled anew", kernel=symbol, problem=str(error))
+            return None
 
-        The name has a digest of the code: the same text is other code for another device.
+    def put(self, symbol: str, source: str, code: bytes) -> str | None:
+        """Put there what a source compiles to; return what to launch it as, None where that failed.
+
+        symbol: the kernel's name in the source.
         """
-        name = f"{symbol}_{hashlib.sha256(code).hexdigest()[:16]}"
-        stem = f"{name}_{NOTHING_DIGEST:x}"
+        name = self._name(symbol, source)
+        names, code_file, digest = self._paths(name)
         try:
             # MLX reads which name is which symbol once it has seen that there is code.
-            replace_bytes(self._folder / f"{stem}.txt", f"{name}\t{symbol}\n".encode())
-            replace_bytes(self._folder / f"{stem}.ptx", code)
+            replace_bytes(names, _line(name, symbol))
+            replace_bytes(digest, _digest(code))
+            replace_bytes(code_file, code)
         except OSError as error:
             _log.warning("kernels are launched with their code", problem=str(error))
             return None
         return name
+
+    def _name(self, symbol: str, source: str) -> str:
+        """Return a kernel's own name: the same text is other code for another device."""
+        text = f"{self._toolchain}\n{source}"
+        return f"{symbol}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+
+    def _paths(self, name: str) -> tuple[Path, Path, Path]:
+        """Return the files of names, code, and the code's digest."""
+        stem = f"{name}_{NOTHING_DIGEST:x}"
+        names, code, digest = (self._folder / f"{stem}{end}" for end in (".txt", ".ptx", ".sha256"))
+        return names, code, digest
+
+
+def _line(name: str, symbol: str) -> bytes:
+    return f"{name}\t{symbol}\n".encode()
+
+
+def _digest(code: bytes) -> bytes:
+    return hashlib.sha256(code).hexdigest().encode()
 
 
 @cache
@@ -79,7 +115,7 @@ def find_files() -> CodeFiles | None:
     folder = None if compiler is None else own_folder(os.environ, mlx_version=version("mlx"))
     if compiler is None or folder is None:
         return None
-    files = CodeFiles(folder)
+    files = CodeFiles(folder, toolchain=compiler.toolchain)
     return files if prove(files, compiler) else None
 
 
@@ -125,7 +161,7 @@ def prove(
 ) -> bool:
     """Launch a kernel without its code; return whether it did what it says. Engine thread."""
     try:
-        name = files.put(_PROBE_SYMBOL, compiler.compile(_PROBE, name=_PROBE_SYMBOL))
+        name = files.put(_PROBE_SYMBOL, _PROBE, compiler.compile(_PROBE, name=_PROBE_SYMBOL))
         if name is None:
             return False
         (out,) = launch(

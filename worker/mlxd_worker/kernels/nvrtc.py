@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -23,7 +23,8 @@ from mlxd_shared.ops.logs import get_logger
 HEADER: Final = "cuda_bf16.h"
 """What a folder of the toolkit's headers is known by."""
 
-HEADERS: Final = f"#include <{HEADER}>\n#include <cuda_fp16.h>\n"
+HEADER_FILES: Final = (HEADER, "cuda_fp16.h")
+HEADERS: Final = "".join(f"#include <{header}>\n" for header in HEADER_FILES)
 """What every kernel of ours includes."""
 
 _LIBRARY: Final = "libnvrtc.so"
@@ -45,6 +46,10 @@ class CompileError(Exception):
 
 class Compiler(Protocol):
     """Makes machine code: CUDA's, or a test's."""
+
+    @property
+    def toolchain(self) -> str:
+        """All that decides, beside a source, what machine code becomes of it."""
 
     def compile(self, source: str, *, name: str) -> bytes:
         """Return the machine code of a source.
@@ -72,13 +77,24 @@ class Device:
 class Nvrtc:
     """The compiler for one architecture. Any thread."""
 
-    def __init__(self, library: ctypes.CDLL, *, include: Path, architecture: str) -> None:
-        """Compile with headers in `include` for an `architecture` such as sm_90."""
+    def __init__(
+        self, library: ctypes.CDLL, *, include: Path, architecture: str, installed: str
+    ) -> None:
+        """Compile with headers in `include` for an `architecture` such as sm_90.
+
+        installed: what tells this library and these headers from any others (`describe_files`).
+        """
         self._library = library
         self._options = (
             f"--gpu-architecture={architecture}".encode(),
             f"--include-path={include}".encode(),
         )
+        self._toolchain = f"{architecture}\n{installed}"
+
+    @property
+    def toolchain(self) -> str:
+        """The architecture, and what is installed."""
+        return self._toolchain
 
     def compile(self, source: str, *, name: str) -> bytes:
         """Return the machine code of a source, which messages call `name`.
@@ -136,12 +152,25 @@ def make_compiler(
     in the midst of a step: a kernel with scalars is compiled by nobody else.
     """
     try:
-        compiler = Nvrtc(load(str(path)), include=include, architecture=architecture)
+        installed = describe_files((path, *(include / header for header in HEADER_FILES)))
+        compiler = Nvrtc(
+            load(str(path)), include=include, architecture=architecture, installed=installed
+        )
         compiler.compile(_PROBE, name="probe")
     except (OSError, CompileError) as error:
         _log.warning("MLX compiles the kernels", library=str(path), problem=str(error))
         return None
     return compiler
+
+
+def describe_files(paths: Iterable[Path]) -> str:
+    """Return a line for each file: where it lies, how long it is, and when it was last changed.
+
+    Raises:
+        OSError: one is not there.
+    """
+    stats = ((path.resolve(), path.stat()) for path in paths)
+    return "".join(f"{path} {seen.st_size} {seen.st_mtime_ns}\n" for path, seen in stats)
 
 
 def find_mapped(maps: str) -> Path | None:

@@ -4,7 +4,8 @@ MLX has its own headers compiled with each kernel, which takes a second and more
 anew (decision 0080). Ours need none of them: the same body takes a twentieth of that.
 
 Invariants:
-- A kernel is compiled when it meets types and constants for the first time.
+- A kernel is compiled when it meets types and constants for the first time, unless a process
+  before had the same source compiled by the same compiler, and kept it.
 - Its name among MLX's modules says which source it was compiled from, so that no two share one.
 - Where no compiler is found, or it refuses a source, MLX compiles that kernel.
 """
@@ -144,13 +145,16 @@ class OwnKernel:
             return None
         text = source_of(self._body, input_dtypes, output_dtypes, template)
         symbol = f"mlxd_{self._body.name}_{hashlib.sha256(text.encode()).hexdigest()[:16]}"
+        source, files = text.replace(_SYMBOL, symbol), self._find_files()
+        kept = None if files is None else files.find(symbol, source)
+        if kept is not None:
+            return Compiled(kept, b"")
         try:
-            code = compiler.compile(text.replace(_SYMBOL, symbol), name=symbol)
+            code = compiler.compile(source, name=symbol)
         except CompileError as error:
             _log.warning("MLX compiles a kernel", kernel=self._body.name, problem=str(error))
             return None
-        files = self._find_files()
-        name = None if files is None else files.put(symbol, code)
+        name = None if files is None else files.put(symbol, source, code)
         return Compiled(symbol, code) if name is None else Compiled(name, b"")
 
 
