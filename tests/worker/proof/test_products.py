@@ -17,7 +17,7 @@ from mlxd_shared.domain.requests import Weights
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.nvrtc import Device
 from mlxd_worker.kernels.packed.blocks import packed_blocks_times
-from mlxd_worker.kernels.packed.product import kernel_for, packed_product
+from mlxd_worker.kernels.packed.product import kernel_for, packed_product, unpacked
 from mlxd_worker.kernels.packed.rows import PackedMatrix, packed_rows_times
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import Result
@@ -66,6 +66,21 @@ def test_a_kernel_of_our_own_is_switched_off_where_products_are_right_without() 
     faults = [result for result in results if result.problem]
     assert [fault.off for fault in faults] == [FastPath.PACKED_ROWS]
     assert faults == results[:1]
+
+
+@pytest.mark.parametrize("factor", [1.1, math.nan])
+def test_numbers_that_are_wrong_are_found(factor: float) -> None:
+    """A pass of many rows multiplies with them."""
+
+    def unpack(*weight: mx.array | None, **layout: Any) -> mx.array:
+        return unpacked(*weight, **layout) * factor  # type: ignore[arg-type]
+
+    packing = ON_LOAD[Weights.Q4].common
+    problem = compare_products(packing, DeviceKind.CPU, unpack=unpack)
+
+    assert problem is not None
+    assert problem.startswith("numbers of 64 inputs are off by up to")
+    assert compare_products(packing, DeviceKind.CPU) is None
 
 
 @pytest.mark.parametrize("spoil", [lambda out: mx.roll(out, 1, -1), lambda out: out * math.nan])

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlxd_models.families.common.packing import MODES, ON_LOAD, Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
-from mlxd_worker.kernels.packed.product import packed_product
+from mlxd_worker.kernels.packed.product import packed_product, unpacked
 from mlxd_worker.models.loader import DTYPES
 from mlxd_worker.proof.judging import TOLERANCES
 from mlxd_worker.proof.subjects import form_on
@@ -48,11 +48,15 @@ def describe_packing(packing: Packing) -> str:
 
 
 def compare_products(
-    packing: Packing, kind: DeviceKind, multiply: Callable[..., mx.array] = packed_product
+    packing: Packing,
+    kind: DeviceKind,
+    *,
+    multiply: Callable[..., mx.array] = packed_product,
+    unpack: Callable[..., mx.array] = unpacked,
 ) -> str | None:
     """Return how products with a packing's weights disagree with those of its numbers, or None.
 
-    multiply: called as `packed_product` is.
+    multiply: called as `packed_product` is. unpack: as `unpacked` is.
     """
     form = form_on(kind)
     allowed = TOLERANCES[form].relative
@@ -63,6 +67,12 @@ def compare_products(
         words, scales, *offsets = mx.quantize(weight, size, bits, mode=mode)
         offset = offsets[0] if offsets else None
         numbers = mx.dequantize(words, scales, offset, size, bits, mode=mode).astype(mx.float32)
+        made = unpack(
+            words, scales, offset, dtype=DTYPES[form], group_size=size, bits=bits, mode=mode
+        )
+        worst = largest_error(made, numbers)
+        if not worst <= allowed:
+            return f"numbers of {inputs} inputs are off by up to {worst:.2g}, at most {allowed:g}"
         for count in ROWS:
             rows = mx.random.normal((count, inputs), key=rows_key).astype(DTYPES[form])
             expected = rows.astype(mx.float32) @ numbers.T
@@ -70,9 +80,14 @@ def compare_products(
                 rows, words, scales, offset,
                 transpose=True, group_size=size, bits=bits, mode=mode,
             )  # fmt: skip
-            error = mx.max(mx.abs(ours - expected)) / mx.max(mx.abs(expected))
-            worst = cast("float", error.item())
+            worst = largest_error(ours, expected)
             if not worst <= allowed:  # what is no number disagrees
                 what = f"{count} rows of {inputs} inputs"
                 return f"{what} are off by up to {worst:.2g}, at most {allowed:g} may"
     return None
+
+
+def largest_error(ours: mx.array, expected: mx.array) -> float:
+    """Return by how much values are off at most, of the largest; NaN where one is no number."""
+    error = mx.max(mx.abs(ours - expected)) / mx.max(mx.abs(expected))
+    return cast("float", error.item())

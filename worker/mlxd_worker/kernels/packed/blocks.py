@@ -52,17 +52,15 @@ ADD_VALUES: Final = 4
 """Of a thread that adds parts."""
 
 
-def serves_blocks(rows: mx.array, matrix: PackedMatrix, device: Device) -> bool:
-    """Return whether `packed_blocks_times` can do this, and faster than `packed_rows_times`.
+def serves_many(matrix: PackedMatrix, device: Device) -> bool:
+    """Return whether `packed_blocks_times` can do this.
 
-    rows, matrix: such that `rows.serves` tells that this is so of `packed_rows_times`.
+    matrix: such that `packed_rows_times` can (`rows.serves_matrix`).
     """
-    count, inputs = rows.shape
-    outputs = matrix.words.shape[0]
+    outputs, inputs = matrix.shape
     if device.capability != HOPPER or shared_nbytes(max(ROWS)) > device.shared_nbytes:
         return False
-    whole = inputs % STAGE == 0 and outputs % ADD_VALUES == 0 and outputs >= OUTPUTS
-    return count >= ROWS_MIN and whole
+    return inputs % STAGE == 0 and outputs % ADD_VALUES == 0 and outputs >= OUTPUTS
 
 
 def packed_blocks_times(

@@ -25,6 +25,8 @@ from mlxd_worker.kernels.packed.rows_source import HEADER, TEXT
 from mlxd_worker.kernels.switches import SWITCHES
 
 BITS: Final = 4
+WORD_VALUES: Final = 32 // BITS
+"""Integers of a word."""
 GROUP_SIZES: Final = (32, 64, 128)
 """How many integers share a scale: what one thread has of a step lies in one group."""
 
@@ -93,6 +95,12 @@ class PackedMatrix:
     """The same shape and type."""
     group_size: int
 
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Outputs and inputs."""
+        outputs, words = self.words.shape
+        return outputs, words * WORD_VALUES
+
 
 @cache
 def device_here() -> Device | None:
@@ -106,13 +114,19 @@ def serves(rows: mx.array, matrix: PackedMatrix, device: Device | None = None) -
     Otherwise MLX's own product does.
     """
     device = device or device_here()
-    if device is None or not SWITCHES.is_on(FastPath.PACKED_ROWS):
+    plain = rows.ndim == 2 and rows.dtype == matrix.scales.dtype
+    return plain and device is not None and serves_matrix(matrix, device)
+
+
+def serves_matrix(matrix: PackedMatrix, device: Device) -> bool:
+    """Return whether `packed_rows_times` can multiply rows of a matrix's own type with it."""
+    dtype = matrix.scales.dtype
+    if not SWITCHES.is_on(FastPath.PACKED_ROWS) or dtype not in HALVES:
         return False
-    alike = rows.dtype in HALVES and rows.dtype == matrix.scales.dtype == matrix.offsets.dtype
-    plain = rows.ndim == matrix.words.ndim == 2 and matrix.group_size in GROUP_SIZES
-    if device.capability < CAPABILITY_MIN or not (alike and plain):
+    plain = matrix.words.ndim == 2 and matrix.group_size in GROUP_SIZES
+    if device.capability < CAPABILITY_MIN or not plain or matrix.offsets.dtype != dtype:
         return False
-    outputs, inputs = matrix.words.shape[0], rows.shape[1]
+    outputs, inputs = matrix.shape
     cut = tiling(outputs, inputs)
     whole = inputs % INPUTS_MULTIPLE == 0 and outputs >= cut.outputs
     return whole and cut.shared_nbytes(1) <= device.shared_nbytes

@@ -65,7 +65,8 @@ class LlamaModel(Decoder[Layer]):
         self.capabilities = Capabilities(
             # On a CPU experts may look at their choice.
             stays_lazy=config.experts is None or not runs_cpu(),
-            joins_passes=not self._packed,  # packed weights are unpacked a few layers at a time
+            # Packed weights are unpacked a few layers at a time.
+            joins_passes=self._packed_rows_max is None,
             reads_chunks=True,
             turns_apart=any(kind.sections for kind in kinds),
             decodes_in_place=self._in_place

@@ -46,11 +46,13 @@ from mlxd_worker.models.weights.fused import add_projection, gate_projection, lo
 from mlxd_worker.models.weights.linear import (
     Projection,
     Weighted,
-    is_packed,
     named_arrays,
-    packed_rows_max,
+    packed_rows_least,
 )
 from mlxd_worker.models.weights.reader import Reader
+
+_LAYERS_TOGETHER = UNPACKED_LAYERS // 2
+"""Layers that are under way while as many are put together."""
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
 
@@ -307,7 +309,7 @@ class Decoder(Generic[_Layer]):
         self._layers = tuple(layers)
         self._norm = take_norm(FINAL_NORM)
         self._head = self._embedding if config.tied_head else weights.linear([_HEAD])
-        self._packed = is_packed(self._layers)
+        self._packed_rows_max = packed_rows_least(self._layers)
 
     @property
     def vocab_size(self) -> int:
@@ -368,11 +370,17 @@ class Decoder(Generic[_Layer]):
         if inlays:
             rows = lay_in(rows, inlays)
         # A GPU holds what is unpacked until it is done: not of all layers at once.
-        unpacks = self._packed and is_wide and rows.shape[0] > packed_rows_max()
+        most = self._packed_rows_max
+        unpacks = is_wide and most is not None and rows.shape[0] > most
+        before: mx.array | None = None
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             rows = do_layer(layer, cache, rows)
             if index < levels:
                 rows = add_level(rows, inlays, index + 1)
-            if unpacks and (index + 1) % UNPACKED_LAYERS == 0:
-                mx.eval(rows)
+            if unpacks and (index + 1) % _LAYERS_TOGETHER == 0:
+                # The device has work while the next layers are put together.
+                mx.async_eval(rows)  # type: ignore[no-untyped-call]
+                if before is not None:
+                    mx.eval(before)
+                before = rows
         return mx.fast.rms_norm(rows, self._norm.weight, self._norm.eps)

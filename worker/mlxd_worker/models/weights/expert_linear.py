@@ -21,7 +21,6 @@ from mlxd_worker.models.weights.linear import (
     SideBySide,
     Weighted,
     layout_of,
-    packed_rows_max,
 )
 
 
@@ -154,7 +153,7 @@ class PackedHeadLinear(PackedWeight):
             factor = self.global_scale.reshape(-1, 1, 1) / NVFP4_FULL_SCALE
         # Without its global scale a product may be beyond float16.
         exact = self.dtype if factor is None else mx.float32
-        if (factor is not None and rows.dtype == mx.float16) or rows.shape[1] > packed_rows_max():
+        if (factor is not None and rows.dtype == mx.float16) or rows.shape[1] > self.rows_max:
             weight = replace(self, global_scale=None).numbers(exact)
             weight = weight if factor is None else (weight * factor).astype(rows.dtype)
             return HeadLinear(weight, turned=self.turned)(rows)

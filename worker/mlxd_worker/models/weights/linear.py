@@ -6,7 +6,7 @@ Invariants:
 - Several linears over the same input are one, their rows joined while loading.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Self
@@ -14,17 +14,8 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
-from mlxd_worker.kernels.device import runs_cpu
-from mlxd_worker.kernels.packed.product import packed_product
+from mlxd_worker.kernels.packed.product import packed_product, packed_rows_max, unpacked
 from mlxd_worker.kernels.vector import Norm
-
-PACKED_ROWS_MAX = 128
-"""More rows than this are multiplied faster by the unpacked weight, unpacking included: 14336 x
-4096 in 4 bits on an H200, 203 against 219 us at 128 rows, 1155 against 439 us at 1024."""
-
-PACKED_ROWS_MAX_CPU = 2
-"""The same on a CPU, where the packed product is a loop over values."""
-
 
 AddRanks = Callable[[mx.array], mx.array]
 """Adds the arrays that all ranks have at this place; lazy."""
@@ -119,10 +110,13 @@ class PackedWeight(Weighted):
     def numbers(self, form: mx.Dtype) -> mx.array:
         """Return it as numbers `[..., outputs, inputs]`, lazy."""
         how, own = layout_of(self.packing), self.global_scale
-        numbers = mx.dequantize(
-            self.words, self.scales, self.offsets, global_scale=own, dtype=form, **how
-        )
-        return numbers.astype(form)  # with a global scale MLX returns float32
+        return unpacked(self.words, self.scales, self.offsets, global_scale=own, dtype=form, **how)
+
+    @property
+    def rows_max(self) -> int:
+        """Up to how many rows the product with what is packed is the faster one here."""
+        how = layout_of(self.packing)
+        return packed_rows_max(self.words, self.scales, self.offsets, **how)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,7 +127,7 @@ class PackedLinear(PackedWeight):
         """Map [M, inputs] to [M, outputs]; unpacks the weight where that is faster."""
         # Without its global scale a product may be beyond float16.
         unsafe = self.global_scale is not None and rows.dtype == mx.float16
-        if unsafe or rows.shape[0] > packed_rows_max():
+        if unsafe or rows.shape[0] > self.rows_max:
             result = rows @ self.numbers(self.dtype).T
         else:
             result = self.product(rows)
@@ -220,13 +214,19 @@ def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Li
     return taken
 
 
-def is_packed(held: object) -> bool:
-    """Tell whether weights stay packed that may be unpacked for many rows, in a part or several."""
+def packed_rows_least(held: object) -> int | None:
+    """Return beyond how many rows the first weight is unpacked, of a part or several.
+
+    None: none ever is.
+    """
     if isinstance(held, PackedWeight):
-        return held.unpacks
+        return held.rows_max if held.unpacks else None
     if isinstance(held, Weighted):
-        return any(is_packed(getattr(held, field.name)) for field in fields(held))
-    return isinstance(held, tuple) and any(map(is_packed, held))
+        parts: Iterable[object] = (getattr(held, field.name) for field in fields(held))
+    else:
+        parts = held if isinstance(held, tuple) else ()
+    limits = map(packed_rows_least, parts)
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def named_arrays(name: str, held: object) -> dict[str, mx.array]:
@@ -242,8 +242,3 @@ def named_arrays(name: str, held: object) -> dict[str, mx.array]:
 def layout_of(packing: Packing) -> dict[str, Any]:
     """Return a packing as MLX's functions take it."""
     return {"group_size": packing.group_size, "bits": packing.bits, "mode": packing.mode.value}
-
-
-def packed_rows_max() -> int:
-    """Return up to how many rows the product with packed values is the faster one here."""
-    return PACKED_ROWS_MAX_CPU if runs_cpu() else PACKED_ROWS_MAX
