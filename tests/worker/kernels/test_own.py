@@ -16,6 +16,11 @@ BODY = Body("twice", ("given",), ("made",), "  made[0] = 2 * given[0];\n")
 SHAPE = (1,)
 
 
+def find_no_files() -> CodeFiles | None:
+    """Keep nothing: a machine with a GPU has a folder for real code."""
+    return None
+
+
 class Recording:
     """A compiler that keeps what it is asked, and refuses what holds `refused`."""
 
@@ -70,7 +75,9 @@ def call(kernel: OwnKernel, *, dtype: mx.Dtype = mx.float32, factor: int = 1) ->
 def test_a_kernel_is_compiled_once_for_its_types_and_constants() -> None:
     """The same again costs nothing; another type or constant is another kernel."""
     compiler, launches = Recording(), Launches()
-    kernel = OwnKernel(BODY, find=lambda: compiler, launch=launches.launch)
+    kernel = OwnKernel(
+        BODY, find=lambda: compiler, find_files=find_no_files, launch=launches.launch
+    )
     for _ in range(3):
         call(kernel)
     call(kernel, dtype=mx.bfloat16)
@@ -90,7 +97,9 @@ def test_kernels_of_one_name_and_other_texts_share_nothing() -> None:
     compiler, launches = Recording(), Launches()
     other = Body(BODY.name, BODY.inputs, BODY.outputs, BODY.text.replace("2", "3"))
     for body in (BODY, other):
-        call(OwnKernel(body, find=lambda: compiler, launch=launches.launch))
+        call(
+            OwnKernel(body, find=lambda: compiler, find_files=find_no_files, launch=launches.launch)
+        )
 
     assert len(compiler.sources) == 2
 
@@ -100,7 +109,11 @@ def test_mlx_compiles_where_we_cannot(compiler: Recording | None) -> None:
     """Without a compiler, or where it refuses a source, nothing fails."""
     launches = Launches()
     kernel = OwnKernel(
-        BODY, find=lambda: compiler, launch=launches.launch, fall_back=launches.fall_back
+        BODY,
+        find=lambda: compiler,
+        find_files=find_no_files,
+        launch=launches.launch,
+        fall_back=launches.fall_back,
     )
     call(kernel)
     call(kernel)
@@ -159,7 +172,7 @@ def test_a_launch_has_the_scalars_and_the_memory_that_its_caller_gives() -> None
     """A block's shared memory is asked for beside its threads."""
     body = Body("scaled", ("given",), ("made",), "", scalars=("factor",))
     launches = Launches()
-    OwnKernel(body, find=Recording, launch=launches.launch)(
+    OwnKernel(body, find=Recording, find_files=find_no_files, launch=launches.launch)(
         inputs=[mx.zeros(SHAPE)],
         output_shapes=[SHAPE],
         output_dtypes=[mx.float32],
