@@ -7,6 +7,8 @@ operations, so that all that stands around them is what is tested.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from typing import Any
 
 import mlx.core as mx
 import pytest
@@ -16,6 +18,7 @@ from mlxd_worker.cache.layers.tokens import READS_MAX, TOKEN_SIZES, fill, lay_to
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.models.base import Batch, Model, Passes
+from tests.support.probing import Probe
 from tests.worker.in_place import InPlace, compiled_in_place
 from tests.worker.tiny import config_with, difference, load, write_model
 
@@ -150,6 +153,42 @@ def test_a_place_whose_row_held_no_numbers_is_cleared_for_the_next(model: Model)
     assert pair.read({after: 100}) < CLOSE
 
 
+class Watched(Probe):
+    """A model whose passes are traced up to some number of tokens; notes those that are its own."""
+
+    def __init__(self, inner: Model, *, most: int) -> None:
+        super().__init__(inner)
+        self.capabilities = replace(inner.capabilities, flat_tokens_max=most)
+        self.own: list[int] = []
+
+    def forward(self, batch: Batch, caches: Any) -> mx.array:
+        """Note a pass over rows, not over flat tokens."""
+        if isinstance(caches, RowCaches) and caches.in_place:
+            self.own.append(batch.tokens.size)
+        return super().forward(batch, caches)
+
+
+@pytest.mark.parametrize(
+    ("most", "own"), [(TOKEN_SIZES[-1], []), (64, [65, 130]), (0, [64, 65, 130])]
+)
+def test_what_a_model_does_not_trace_is_its_own_pass(
+    model: Model, most: int, own: list[int]
+) -> None:
+    """One of packed weights unpacks them for many tokens, a few layers at a time; steps are traced
+    whatever it says.
+    """
+    watched = Watched(model, most=most)
+    pair = Pair(watched)
+    rows = [pair.join(number, 300) for number in range(3)]
+
+    assert pair.read({rows[0]: 64}) < CLOSE
+    assert pair.read({rows[1]: 1, rows[2]: 1}) < CLOSE
+    assert pair.read({rows[1]: 65}) < CLOSE
+    assert pair.read({rows[0]: 70, rows[2]: 60}) < CLOSE
+    assert pair.step(rows) < CLOSE
+    assert watched.own == own
+
+
 def test_long_prompts_are_read_by_products_within_what_they_have(model: Model) -> None:
     """Beyond what a kernel should read a pass takes the model's own way, over a class's span."""
     pair = Pair(model, rows_max=2)
@@ -174,7 +213,7 @@ def test_a_pass_has_one_of_few_numbers_of_tokens(model: Model) -> None:
     rows = [pair.join(number, 64) for number in range(2)]
     places = [pair.caches.table.place(row) for row in rows]
 
-    layout = lay_tokens(places, (40, 6), (3, 2), slots=ROWS_MAX)
+    layout = lay_tokens(places, (40, 6), (3, 2), slots=ROWS_MAX, most=5)
 
     assert layout is not None
     assert layout.source is not None

@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_worker.cache.layers.tokens import TOKEN_SIZES
 from mlxd_worker.kernels.device import runs_cpu
+from mlxd_worker.kernels.packed.product import PACKED_ROWS_MAX, PACKED_ROWS_MAX_CPU
 from mlxd_worker.models import base
 from tests.worker.kin import QWEN3, QWEN3_MOE, build, write_kin, write_quantised
 from tests.worker.tiny import load
@@ -51,8 +53,11 @@ def test_packed_weights_keep_passes_apart(tmp_path: Path) -> None:
     """They are unpacked a few layers at a time: a joined pass would not read them once."""
     folder = write_quantised(tmp_path, QWEN3)
 
-    assert build(folder).capabilities.joins_passes
-    assert not build(folder, packed=True).capabilities.joins_passes
+    numbers, packed = build(folder).capabilities, build(folder, packed=True).capabilities
+    assert numbers.joins_passes
+    assert not packed.joins_passes
+    assert numbers.flat_tokens_max == TOKEN_SIZES[-1]
+    assert packed.flat_tokens_max == (PACKED_ROWS_MAX_CPU if runs_cpu() else PACKED_ROWS_MAX)
 
 
 def test_what_a_model_is_capable_of_never_changes(tmp_path: Path) -> None:

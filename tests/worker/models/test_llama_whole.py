@@ -25,6 +25,7 @@ LEFT_OUT = {
     "mlxd_worker.models.layers.experts": "a Llama has none",
     "mlxd_worker.models.weights.fused": "products with weights, with what stands beside them",
     "mlxd_worker.models.weights.linear": "products with weights, however these are stored",
+    "mlxd_worker.models.weights.pacing": "when packed weights are unpacked, if they are",
     "mlxd_worker.models.weights.reader": "where any model takes its tensors from",
 }
 

@@ -291,14 +291,14 @@ class RowCaches:
         lengths: tuple[int, ...],
         counts: tuple[int, ...],
         *,
-        several: bool,
+        most: int,
         least: int = 1,
     ) -> TokenLayout | None:
         """Return how a pass over `counts` tokens of each row lies, for kernels that write in place.
 
         As with `plan` the rows stand at `lengths` from now on. None, and nothing has changed: the
-        pass takes a `plan`. several: whether a row may have more than one. least: the fewest flat
-        tokens, those that are copies included.
+        pass takes a `plan`. most: the most tokens where a row has several; 0: no row may have.
+        least: the fewest flat tokens, those that are copies included.
 
         Raises:
             RowError: as `plan`.
@@ -306,11 +306,9 @@ class RowCaches:
         if not self.in_place:
             return None
         self._check(rows, lengths, counts)
-        if max(counts) > 1 and not several:
-            return None
         if max(counts) > 1:
             places, slots = self.table.places(rows), self.table.rows_max
-            layout = lay_tokens(places, lengths, counts, slots=slots, least=least)
+            layout = lay_tokens(places, lengths, counts, slots=slots, most=most, least=least)
         else:
             layout = step_of(self._slots_of(rows, lengths, least), lengths)
         if layout is not None:

@@ -109,7 +109,7 @@ class Engine:
         self._stepper = stepper
         make_masks = make_masks or partial(MaskThreads, clock=clock)
         self._masks = make_masks(limits.mask_threads)
-        self._overlaps = model.capabilities.prompts_in_place
+        self._overlaps = model.capabilities.prompts_in_place > 0
         caches.precede(stepper.rest)
         self._unjudged: dict[StreamId, Run] = {}
         """What was drawn for rows whose constraints have to go on first."""

@@ -290,11 +290,12 @@ class Prefill:
 
     def _reads_in_place(self, company: Sequence[RowChunk]) -> bool:
         """Tell whether a pass writes in place, and nothing but its own row's next pass reads it."""
-        if not self._model.capabilities.prompts_in_place:
+        most = self._model.capabilities.prompts_in_place
+        if not most:
             return False
         ends = [row.offset + len(tokens) for row, tokens in company]
         own = not any(_is_alone(row) for row, _ in company)
-        return own and is_read_in_place(ends, [len(tokens) for _, tokens in company])
+        return own and is_read_in_place(ends, [len(tokens) for _, tokens in company], most=most)
 
     def _rank(self, row: Row, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left

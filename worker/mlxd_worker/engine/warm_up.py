@@ -71,8 +71,10 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
     """
     table = caches.table
     caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
-    able = reads_together(compiled.capabilities, caches) and compiled.capabilities.prompts_in_place
-    prompts = [size for size in TOKEN_SIZES if size <= config.PREFILL_PASS_TOKENS and able]
+    able = compiled.capabilities
+    in_place = able.prompts_in_place if reads_together(able, caches) else 0
+    most = min(in_place, config.PREFILL_PASS_TOKENS)
+    prompts = [size for size in TOKEN_SIZES if size <= most]
     offset = 0
     for tokens, sizes in ((1, slot_sizes(table.rows_max)), (2, prompts)):
         for size in sizes:
@@ -85,7 +87,7 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
     chunks = chunks_to_warm(
         capacity_classes(table.context_max, table.rows_max),
         table.context_max,
-        in_place=bool(prompts),
+        in_place=in_place,
         causal=all(isinstance(layer, KVCache) and layer.copies for layer in caches.layers),
     )
     for begin, width in chunks:
@@ -99,14 +101,14 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
 
 
 def chunks_to_warm(
-    spans: Sequence[int], context_max: int, *, in_place: bool, causal: bool
+    spans: Sequence[int], context_max: int, *, in_place: int, causal: bool
 ) -> list[tuple[int, int]]:
     """Return where the chunks of long prompts begin that are run, and how wide they are. Pure.
 
-    in_place: whether short ones are read over tokens, which have been run. causal: whether those at
-    multiples of their width are attended without a mask (`causal_width`): each as wide as that, and
-    padded, up to `CAUSAL_WARMED` positions; what lies beyond takes a tenth of a second when it is
-    first met.
+    in_place: up to how many tokens are read over tokens, which has been run. causal: whether those
+    at multiples of their width are attended without a mask (`causal_width`): each as wide as that,
+    and padded, up to `CAUSAL_WARMED` positions; what lies beyond takes a tenth of a second when it
+    is first met.
     """
     # One off a multiple, so that a mask is what is run.
     ends = [(min(span, context_max) - width, width) for span in spans for width in CHUNK_WIDTHS]
@@ -124,7 +126,7 @@ def chunks_to_warm(
     return [
         (begin, width)
         for begin, width in chunks
-        if begin >= 0 and not (in_place and is_read_in_place([begin + width], [width]))
+        if begin >= 0 and not is_read_in_place([begin + width], [width], most=in_place)
     ]
 
 

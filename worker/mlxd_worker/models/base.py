@@ -151,8 +151,12 @@ class Capabilities:
     turns_apart: bool = False
     """Whether tokens may stand elsewhere for rotations than at their positions (`Batch.turns`), and
     traced and in-place passes turn them by it, a number a token."""
-    prompts_in_place: bool = False
-    """Whether short prompts are written in place as well (`tokens.is_read_in_place`)."""
+    flat_tokens_max: int = 0
+    """Up to how many tokens of several rows' chunks a pass may be traced with: beyond that it
+    evaluates its layers a few at a time. 0: such a pass is never traced."""
+    prompts_in_place: int = 0
+    """Up to how many tokens of short prompts a pass writes in place as well
+    (`tokens.is_read_in_place`); 0: none."""
     on_cpu: bool = field(default_factory=runs_cpu)
     """Whether a CPU computes it."""
 

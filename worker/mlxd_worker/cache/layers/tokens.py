@@ -67,15 +67,15 @@ def size_of(count: int, sizes: Sequence[int]) -> int | None:
     return next((size for size in sizes if size >= count), None)
 
 
-def is_read_in_place(lengths: Sequence[int], counts: Sequence[int]) -> bool:
+def is_read_in_place(lengths: Sequence[int], counts: Sequence[int], *, most: int) -> bool:
     """Tell whether a kernel is to read `counts` tokens of rows that then stand at `lengths`. Pure.
 
-    Where each row has one it always is.
+    most: tokens that a pass may have where a row has several. Where each row has one it always is.
     """
     if max(counts) == 1:
         return True
     reads = sum(own * end for own, end in zip(counts, lengths, strict=True))
-    return sum(counts) <= TOKEN_SIZES[-1] and reads <= READS_MAX
+    return sum(counts) <= min(most, TOKEN_SIZES[-1]) and reads <= READS_MAX
 
 
 def fill(count: int, flat: int, copied: int) -> list[int]:
@@ -124,15 +124,16 @@ def lay_tokens(
     counts: Sequence[int],
     *,
     slots: int,
+    most: int,
     least: int = 1,
 ) -> TokenLayout | None:
     """Return how `counts` tokens of each row lie, after which rows stand at `lengths`.
 
-    None: they are too many, or would read too much, to be read by a kernel.
+    None: they are more than `most`, or would read too much, to be read by a kernel.
     """
     count = sum(counts)
     flat = size_of(max(count, least), TOKEN_SIZES)
-    if flat is None or not is_read_in_place(lengths, counts):
+    if flat is None or not is_read_in_place(lengths, counts, most=most):
         return None
     at_slots = [place.slot for place, own in zip(places, counts, strict=True) for _ in range(own)]
     positions = [

@@ -266,9 +266,10 @@ class Speculator:
         """
         if len(rows) == 1:
             return True
-        able = self._model.capabilities.prompts_in_place and len(rows) <= WIDE_SLOTS_MAX
+        most = self._model.capabilities.prompts_in_place
+        able = most > 0 and len(rows) <= WIDE_SLOTS_MAX
         ends = [row.offset + width for row in rows]
-        return able and is_read_in_place(ends, [width] * len(rows))
+        return able and is_read_in_place(ends, [width] * len(rows), most=most)
 
     def _learn(self, runs: Sequence[Run], guesses: dict[RowId, Guess]) -> None:
         for run in runs:

@@ -122,7 +122,8 @@ class Ahead:
 
     def _may_enter(self, rows: Sequence[Row]) -> bool:
         """Tell whether rows that nothing is under way for may have their first token ahead."""
-        overlaps = self._model.capabilities.prompts_in_place and self._lead is Lead.DISPATCHED
+        in_place = self._model.capabilities.prompts_in_place > 0
+        overlaps = in_place and self._lead is Lead.DISPATCHED
         return overlaps and _all_foreseeable(rows)
 
     def _draw(

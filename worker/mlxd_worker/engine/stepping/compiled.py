@@ -57,8 +57,7 @@ class CompiledModel:
             stays_lazy=False,  # a step takes the arrays out of the caches when it is called
             joins_passes=False,  # shapes must be few
             overlaps_steps=(caches.standard and self._layers is not None and own.decodes_in_place),
-            # Packed weights are unpacked for many rows, which is no part of a compiled pass.
-            prompts_in_place=caches.in_place and own.joins_passes,
+            prompts_in_place=own.flat_tokens_max if caches.in_place else 0,
         )
 
     @property
@@ -91,7 +90,7 @@ class CompiledModel:
                 batch.rows,
                 batch.lengths,
                 counts,
-                several=self.capabilities.prompts_in_place,
+                most=self.capabilities.prompts_in_place,
                 least=least,
             )
             if by_tokens is None:

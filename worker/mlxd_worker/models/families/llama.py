@@ -18,6 +18,7 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.kv import KVCache
+from mlxd_worker.cache.layers.tokens import TOKEN_SIZES
 from mlxd_worker.kernels.decode_attention import serves
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Batch, Capabilities, plan_pass
@@ -62,11 +63,13 @@ class LlamaModel(Decoder[Layer]):
         kinds = [rotation.config for rotation in rotations]
         # The kernel that rotates as it writes knows one number a token, and halves of heads.
         self._in_place = not any(kind.interleaved for kind in kinds) and not config.sinks
+        most = self._packed_rows_max
         self.capabilities = Capabilities(
             # On a CPU experts may look at their choice.
             stays_lazy=config.experts is None or not runs_cpu(),
             # Packed weights are unpacked a few layers at a time.
-            joins_passes=self._packed_rows_max is None,
+            joins_passes=most is None,
+            flat_tokens_max=TOKEN_SIZES[-1] if most is None else most,
             reads_chunks=True,
             turns_apart=any(kind.sections for kind in kinds),
             decodes_in_place=self._in_place

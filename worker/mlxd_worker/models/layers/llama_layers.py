@@ -33,7 +33,6 @@ from mlxd_models.families.common.decoder import (
     norms_of,
 )
 from mlxd_models.families.common.rope import RopeConfig
-from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.arenas.plan import PassCaches, StepPlan
 from mlxd_worker.cache.base import LayerCache
@@ -49,10 +48,8 @@ from mlxd_worker.models.weights.linear import (
     named_arrays,
     packed_rows_least,
 )
+from mlxd_worker.models.weights.pacing import LayerPacer
 from mlxd_worker.models.weights.reader import Reader
-
-_LAYERS_TOGETHER = UNPACKED_LAYERS // 2
-"""Layers that are under way while as many are put together."""
 
 _EMBEDDING, _HEAD = EMBEDDING.removesuffix(".weight"), HEAD.removesuffix(".weight")
 
@@ -369,18 +366,11 @@ class Decoder(Generic[_Layer]):
         levels = inlays[0].levels(rows.shape[-1]) if inlays else 0
         if inlays:
             rows = lay_in(rows, inlays)
-        # A GPU holds what is unpacked until it is done: not of all layers at once.
         most = self._packed_rows_max
-        unpacks = is_wide and most is not None and rows.shape[0] > most
-        before: mx.array | None = None
+        pacer = LayerPacer(unpacks=is_wide and most is not None and rows.shape[0] > most)
         for index, (layer, cache) in enumerate(zip(self._layers, caches.layers, strict=True)):
             rows = do_layer(layer, cache, rows)
             if index < levels:
                 rows = add_level(rows, inlays, index + 1)
-            if unpacks and (index + 1) % _LAYERS_TOGETHER == 0:
-                # The device has work while the next layers are put together.
-                mx.async_eval(rows)  # type: ignore[no-untyped-call]
-                if before is not None:
-                    mx.eval(before)
-                before = rows
+            pacer.follow(index, rows)
         return mx.fast.rms_norm(rows, self._norm.weight, self._norm.eps)
