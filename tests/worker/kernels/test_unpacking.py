@@ -8,23 +8,25 @@ import mlx.core as mx
 import pytest
 
 from mlxd_shared.domain.fast_paths import FastPath
-from mlxd_worker.kernels.device import runs_cuda
-from mlxd_worker.kernels.nvrtc import Device
+from mlxd_worker.kernels.device import runs_cpu, runs_cuda
+from mlxd_worker.kernels.nvrtc import Device, find_device
 from mlxd_worker.kernels.packed.blocks import packed_blocks_times
 from mlxd_worker.kernels.packed.product import (
     BLOCK_ROWS_MAX,
+    PACKED_ROWS_MAX,
     PACKED_ROWS_MAX_CPU,
     has_four_bits,
     packed_rows_max,
-    unpacked,
+    rows_max_on,
+    unpack_weight,
 )
-from mlxd_worker.kernels.packed.rows import PackedMatrix, device_here
+from mlxd_worker.kernels.packed.rows import PackedMatrix
 from mlxd_worker.kernels.packed.unpacking import THREADS, serves_unpacking, unpack
 from mlxd_worker.kernels.switches import SWITCHES
 from tests.support.packed_matrices import H200, Launches, matrix_of
 
-NEEDS_OURS = pytest.mark.skipif(
-    not runs_cuda() or device_here() is None, reason="a kernel for CUDA"
+NEEDS_HOPPER = pytest.mark.skipif(
+    not runs_cuda() or find_device() != H200, reason="a kernel for Hopper's tensor cores"
 )
 ROUNDING = 2.0**-7
 """Of a number in bfloat16, and the one that MLX makes of the same integer."""
@@ -74,21 +76,41 @@ def test_numbers_are_those_of_mlx(bits: int, mode: str, dtype: mx.Dtype) -> None
     words, scales, *rest = mx.quantize(plain, size, bits, mode=mode)
     offsets = rest[0] if rest else None
     expected = mx.dequantize(words, scales, offsets, size, bits, mode=mode, dtype=dtype)
-    numbers = unpacked(words, scales, offsets, dtype=dtype, group_size=size, bits=bits, mode=mode)
+    numbers = unpack_weight(
+        words, scales, offsets, dtype=dtype, group_size=size, bits=bits, mode=mode
+    )
 
     assert (numbers.dtype, numbers.shape) == (dtype, plain.shape)
     apart = mx.abs(numbers.astype(mx.float32) - expected.astype(mx.float32))
     assert bool(mx.all(apart <= ROUNDING * mx.max(mx.abs(plain))))
 
 
+@pytest.mark.parametrize(
+    ("device", "outputs", "most"),
+    [
+        (H200, 256, BLOCK_ROWS_MAX),
+        (H200, 128, PACKED_ROWS_MAX),
+        (Device(100, H200.shared_nbytes), 256, PACKED_ROWS_MAX),
+        (Device(75, H200.shared_nbytes), 256, PACKED_ROWS_MAX),
+        (None, 256, PACKED_ROWS_MAX),
+    ],
+)
+def test_more_rows_stay_packed_where_a_kernel_for_many_serves(
+    device: Device | None, outputs: int, most: int
+) -> None:
+    """By the device and the matrix: MLX's own products are slow from far fewer on."""
+    assert rows_max_on(device, matrix_of(outputs)) == most
+
+
+@pytest.mark.skipif(not runs_cpu(), reason="what a CPU does")
 def test_on_a_cpu_hardly_any_rows_are_multiplied_packed() -> None:
     """There the packed product is a loop over values."""
     matrix = matrix_of()
-    most = packed_rows_max(matrix.words, matrix.scales, matrix.offsets, group_size=64, bits=4)
-    assert most == (PACKED_ROWS_MAX_CPU if not runs_cuda() else BLOCK_ROWS_MAX)
+    parts = (matrix.words, matrix.scales, matrix.offsets)
+    assert packed_rows_max(*parts, group_size=64, bits=4) == PACKED_ROWS_MAX_CPU
 
 
-@NEEDS_OURS
+@NEEDS_HOPPER
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize("group", [32, 64, 128])
 def test_numbers_are_those_that_packed_products_multiply(group: int, dtype: mx.Dtype) -> None:

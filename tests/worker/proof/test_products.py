@@ -17,7 +17,7 @@ from mlxd_shared.domain.requests import Weights
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.nvrtc import Device
 from mlxd_worker.kernels.packed.blocks import packed_blocks_times
-from mlxd_worker.kernels.packed.product import kernel_for, packed_product, unpacked
+from mlxd_worker.kernels.packed.product import kernel_for, packed_product, unpack_weight
 from mlxd_worker.kernels.packed.rows import PackedMatrix, packed_rows_times
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.proof.judging import Result
@@ -73,7 +73,7 @@ def test_numbers_that_are_wrong_are_found(factor: float) -> None:
     """A pass of many rows multiplies with them."""
 
     def unpack(*weight: mx.array | None, **layout: Any) -> mx.array:
-        return unpacked(*weight, **layout) * factor  # type: ignore[arg-type]
+        return unpack_weight(*weight, **layout) * factor  # type: ignore[arg-type]
 
     packing = ON_LOAD[Weights.Q4].common
     problem = compare_products(packing, DeviceKind.CPU, unpack=unpack)

@@ -15,7 +15,7 @@ import mlx.core as mx
 from mlxd_models.families.common.packing import MODES, ON_LOAD, Packing
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.fast_paths import FastPath
-from mlxd_worker.kernels.packed.product import packed_product, unpacked
+from mlxd_worker.kernels.packed.product import packed_product, unpack_weight
 from mlxd_worker.models.loader import DTYPES
 from mlxd_worker.proof.judging import TOLERANCES
 from mlxd_worker.proof.subjects import form_on
@@ -52,11 +52,11 @@ def compare_products(
     kind: DeviceKind,
     *,
     multiply: Callable[..., mx.array] = packed_product,
-    unpack: Callable[..., mx.array] = unpacked,
+    unpack: Callable[..., mx.array] = unpack_weight,
 ) -> str | None:
     """Return how products with a packing's weights disagree with those of its numbers, or None.
 
-    multiply: called as `packed_product` is. unpack: as `unpacked` is.
+    multiply: called as `packed_product` is. unpack: as `unpack_weight` is.
     """
     form = form_on(kind)
     allowed = TOLERANCES[form].relative

@@ -78,20 +78,24 @@ def packed_rows_max(
 ) -> int:
     """Return up to how many rows the product with what is packed is the faster one here.
 
-    Beyond, that with the numbers is (`unpacked`), unpacking included. Shapes as of
+    Beyond, that with the numbers is (`unpack_weight`), unpacking included. Shapes as of
     `packed_product`.
     """
     if runs_cpu():
         return PACKED_ROWS_MAX_CPU
-    device = device_here()
-    if device is None or offsets is None or not has_four_bits(bits, mode):
+    if offsets is None or not has_four_bits(bits, mode):
         return PACKED_ROWS_MAX
-    matrix = PackedMatrix(words, scales, offsets, group_size)
-    many = serves_matrix(matrix, device) and serves_many(matrix, device)
-    return BLOCK_ROWS_MAX if many else PACKED_ROWS_MAX
+    return rows_max_on(device_here(), PackedMatrix(words, scales, offsets, group_size))
 
 
-def unpacked(
+def rows_max_on(device: Device | None, matrix: PackedMatrix) -> int:
+    """Return the same of a matrix of 4 bits on a GPU; device: None where no kernel of ours runs."""
+    if device is None or not serves_matrix(matrix, device) or not serves_many(matrix, device):
+        return PACKED_ROWS_MAX
+    return BLOCK_ROWS_MAX
+
+
+def unpack_weight(
     words: mx.array,
     scales: mx.array,
     offsets: mx.array | None,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
-from mlxd_worker.kernels.packed.product import packed_product, packed_rows_max, unpacked
+from mlxd_worker.kernels.packed.product import packed_product, packed_rows_max, unpack_weight
 from mlxd_worker.kernels.vector import Norm
 
 AddRanks = Callable[[mx.array], mx.array]
@@ -110,7 +110,9 @@ class PackedWeight(Weighted):
     def numbers(self, form: mx.Dtype) -> mx.array:
         """Return it as numbers `[..., outputs, inputs]`, lazy."""
         how, own = layout_of(self.packing), self.global_scale
-        return unpacked(self.words, self.scales, self.offsets, global_scale=own, dtype=form, **how)
+        return unpack_weight(
+            self.words, self.scales, self.offsets, global_scale=own, dtype=form, **how
+        )
 
     @property
     def rows_max(self) -> int:
