@@ -165,9 +165,7 @@ class BlockFolder:
             if entry.sealed and self.key is not None:
                 fill, place = partial(_read_all, descriptor), self._place_of(entry)
                 return self.key.unseal(fill, entry.nbytes, place=place)
-            content = bytearray(entry.nbytes)
-            _read_all(descriptor, memoryview(content))
-            return memoryview(content).toreadonly()
+            return memoryview(_read_bytes(descriptor, entry.nbytes))
         finally:
             os.close(descriptor)
 
@@ -376,6 +374,21 @@ def _remove_unless_locked(folder: Path) -> int:
 def _write_all(descriptor: int, piece: memoryview) -> None:
     while piece:
         piece = piece[os.write(descriptor, piece) :]
+
+
+def _read_bytes(descriptor: int, nbytes: int) -> bytes:
+    """Return a file's next bytes; raises BlockRefused where there are fewer.
+
+    No buffer is made for them: it would be zeroed under the interpreter's lock, 8 MiB in 4 to 7 ms.
+    """
+    pieces: list[bytes] = []
+    while nbytes:
+        piece = os.read(descriptor, nbytes)
+        if not piece:
+            raise BlockRefused(Fault.TORN, f"{nbytes} bytes short")
+        pieces.append(piece)
+        nbytes -= len(piece)
+    return b"".join(pieces)
 
 
 def _read_all(descriptor: int, room: memoryview) -> None:

@@ -57,6 +57,25 @@ def test_blocks_outlive_the_process_that_wrote_them(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_read_that_gives_less_than_asked_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may give a file in pieces; no buffer is zeroed for them first."""
+    store = open_blocks(tmp_path / "blocks")
+    assert store.write(CHAIN[0])
+    read, pieces = os.read, []
+
+    def read_little(descriptor: int, nbytes: int) -> bytes:
+        pieces.append(read(descriptor, min(nbytes, FILE_NBYTES // 3)))
+        return pieces[-1]
+
+    monkeypatch.setattr(os, "read", read_little)
+    assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
+    assert sum(map(len, pieces)) == FILE_NBYTES
+    assert len(pieces) >= 3
+    store.close()
+
+
 def test_a_folder_is_its_users_alone(tmp_path: Path) -> None:
     """Made so, with all that is in it, whatever the process's mask."""
     before = os.umask(0)
