@@ -3,8 +3,9 @@
 Invariants:
 - The engine never waits for the disk: it hands a block over where there is room for its bytes, and
   takes what has arrived. Only where no row has anything else to do does it wait, for `WAIT_S`.
-- What waits to be written, and what was read and not taken, is at most `in_flight_nbytes` each, or
-  one block. Whoever reads has a thread of his own: a read never waits for a write.
+- What waits to be written is at most `in_flight_nbytes`, what was read and not taken also at most
+  `READ_AHEAD_NBYTES`, or one block each. Whoever reads has a thread of his own: a read never waits
+  for a write.
 - A reading gives its blocks in order, up to the first that is missing.
 - Both threads end with `close`, or with the process: what they are at is then not there.
 - A thread that fails ends with a line in the log. Nobody waits for what it would have done: a
@@ -27,7 +28,11 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.priorities import give_way
 
 IN_FLIGHT_NBYTES: Final = 64 << 20
-"""Of blocks of 8 to 32 MiB two at least: one is read while the other is put back."""
+"""Of blocks of 8 to 32 MiB two at least: one is written while the other is cut."""
+
+READ_AHEAD_NBYTES: Final = 8 << 20
+"""One block is put back while another one is read. With more, eight blocks would be read at once
+when a row begins, and all steps meanwhile be longer."""
 
 NICENESS: Final = 10
 """How far both threads stay behind: steps divide all cores, and one that is slow holds up all."""
@@ -311,7 +316,7 @@ class BlockTier:
 
     def _next_reading(self) -> Reading | None:
         """Return a reading of which a block may be read now, forgetting those before; locked."""
-        if self._read_nbytes >= self._in_flight_nbytes:
+        if self._read_nbytes >= min(self._in_flight_nbytes, READ_AHEAD_NBYTES):
             return None
         while self._readings and not self._readings[0].waiting:
             self._readings.popleft()
