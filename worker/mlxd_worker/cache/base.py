@@ -95,9 +95,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True)
 class Clear:
-    """A slot that a former row used is zeroed."""
+    """A slot that a former row used is zeroed, from position `start` on: before it are numbers."""
 
     place: Place
+    start: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,8 +150,11 @@ class LayerCache(Protocol):
     def move(self, source: Place, target: Place, lifted: tuple[mx.array, ...]) -> None:
         """Have the row of `source`, which was `lifted` there, at `target`; the source is free."""
 
-    def clear(self, place: Place) -> None:
-        """Zero one slot, so that a former row's values (a NaN above all) cannot reach the next."""
+    def clear(self, place: Place, start: int = 0) -> None:
+        """Zero one slot, so that a former row's values (a NaN above all) cannot reach the next.
+
+        Sliceable kinds may keep what lies before position `start`, which are numbers.
+        """
 
     def free(self, place: Place) -> None:
         """Learn that the row at `place` has left; memory that is kept by slot stays the arena's."""

@@ -80,8 +80,8 @@ def _make(change: Change, layer: LayerCache, lifted: Lifted) -> None:
             layer.close(arena)
         case Move(source, target):
             layer.move(source, target, lifted[source])
-        case Clear(place):
-            layer.clear(place)
+        case Clear(place, start):
+            layer.clear(place, start)
         case Free(place):
             layer.free(place)
 

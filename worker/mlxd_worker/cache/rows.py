@@ -14,6 +14,7 @@ import mlx.core as mx
 
 from mlxd_models.sizes.arena_sizes import capacity_classes, slot_sizes
 from mlxd_worker.cache.arenas.chunks import plan_chunks
+from mlxd_worker.cache.arenas.judged import JudgedSlots
 from mlxd_worker.cache.arenas.layout import Layout, arrange, group_of
 from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
 from mlxd_worker.cache.arenas.table import RowTable
@@ -83,8 +84,7 @@ class RowCaches:
         self._layout: Layout | None = None
         self._slot_layout: SlotLayout | None = None
         self._row_slots: RowSlots | None = None
-        self._unsound: set[int] = set()
-        """Slots of the one arena whose last rows held what is no number, in place alone."""
+        self._judged = JudgedSlots(in_place=self.in_place)
         self._slotwise = self.bounded_shapes and slot_caches(self.layers) is not None
 
     def precede(self, rest: Callable[[], None]) -> None:
@@ -127,7 +127,7 @@ class RowCaches:
         """
         changes = self.table.rehearse(row, capacity=capacity, slots=slots)
         self.contents.join(row)
-        carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
+        self._carry_out(self._judged.clear_less(changes))
 
     def join(
         self, row: RowId, *, tokens: int, tokens_max: int | None = None, coming: int = 1
@@ -143,12 +143,11 @@ class RowCaches:
         changes = self.table.join(row, tokens=tokens, tokens_max=tokens_max, coming=coming)
         if changes is None:
             return False
-        if self.in_place:
-            changes = self._without_clearing(changes)
+        changes = self._judged.clear_less(changes)
         if self._rest is not None and any(isinstance(each, Open | Clear) for each in changes):
             self._rest()
         self.contents.join(row)
-        carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
+        self._carry_out(changes)
         return True
 
     def reserve(self, row: RowId, *, tokens: int) -> None:
@@ -179,10 +178,11 @@ class RowCaches:
         Raises:
             RowError: unknown row.
         """
+        tokens = self.contents.offset(row)
         self.contents.leaving(row)
-        if self.in_place and not sound:
-            self._unsound.add(self.table.place(row).slot)
-        carry_out(self.table.leave(row), self._stateful, lifted_nbytes=self._lifted_nbytes)
+        if sound:
+            self._judged.note(self.table.place(row), tokens)
+        self._carry_out(self._judged.clear_less(self.table.leave(row)))
 
     def tend(self, *, before: Callable[[], None] | None = None) -> None:
         """Move at most one row, so that there is room for others; once a step.
@@ -193,7 +193,7 @@ class RowCaches:
 
     def rest(self) -> None:
         """Release the arenas that are kept for rows to come."""
-        carry_out(self.table.rest(), self._stateful, lifted_nbytes=self._lifted_nbytes)
+        self._carry_out(self._judged.clear_less(self.table.rest()))
 
     def join_nbytes(self, tokens: int, *, tokens_max: int | None = None, coming: int = 1) -> int:
         """Return by how many bytes such a `join` would make the caches grow.
@@ -331,18 +331,6 @@ class RowCaches:
             )
         return kept
 
-    def _without_clearing(self, changes: Sequence[Change]) -> list[Change]:
-        """Leave out to clear slots that hold numbers: kernels read none of them, masks hide all."""
-        if any(isinstance(change, Open) for change in changes):
-            self._unsound.clear()
-        kept = [
-            change
-            for change in changes
-            if not isinstance(change, Clear) or change.place.slot in self._unsound
-        ]
-        self._unsound.difference_update(c.place.slot for c in kept if isinstance(c, Clear))
-        return kept
-
     def _nbytes_of(self, arena: Open) -> int:
         """Return the bytes of an arena of such a shape, in all layers."""
         by_slot = (s for s in self._stateful if s.kind is not Kind.RECURRENT)
@@ -351,6 +339,9 @@ class RowCaches:
     def _change(self, changes: Sequence[Change], before: Callable[[], None] | None) -> None:
         if changes and before is not None:
             before()
+        self._carry_out(self._judged.clear_less(changes))
+
+    def _carry_out(self, changes: Sequence[Change]) -> None:
         carry_out(changes, self._stateful, lifted_nbytes=self._lifted_nbytes)
 
     def _check(

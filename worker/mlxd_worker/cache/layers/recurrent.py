@@ -111,8 +111,9 @@ class RecurrentCache:
                 target if place == source else place: slot for place, slot in block.slot_of.items()
             }
 
-    def clear(self, place: Place) -> None:
+    def clear(self, place: Place, start: int = 0) -> None:
         """Forget what the row at `place` holds: it finds zeros."""
+        del start
         self._vacate(place)
 
     def free(self, place: Place) -> None:

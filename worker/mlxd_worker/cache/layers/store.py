@@ -105,10 +105,10 @@ class ArenaCache:
         del source
         self._put(target, 0, lifted)
 
-    def clear(self, place: Place) -> None:
-        """Zero one slot, lazy."""
-        columns = self._columns(place.capacity)
-        self._put(place, 0, (part.blank(columns) for part in self._parts))
+    def clear(self, place: Place, start: int = 0) -> None:
+        """Zero one slot, all of it, lazy."""
+        del start
+        self._blank(place, 0)
 
     def free(self, place: Place) -> None:
         """Do nothing: the slot stays, and is zeroed for its next row."""
@@ -127,6 +127,12 @@ class ArenaCache:
     def _columns(self, capacity: int) -> int:
         """Return the columns of a slot in an arena of `capacity`."""
         return capacity
+
+    def _blank(self, place: Place, column: int) -> None:
+        """Zero a slot's columns from `column` on, lazy."""
+        columns = self._columns(place.capacity) - column
+        if columns:
+            self._put(place, column, (part.blank(columns) for part in self._parts))
 
     def _put(self, place: Place, column: int, blocks: Iterable[mx.array]) -> None:
         """Write a block a part from a slot's column on, lazy."""
@@ -165,6 +171,10 @@ class SliceableCache(ArenaCache):
             problem = f"{count} positions for [{start}, {stop})"
             raise RowError(f"{problem} in a capacity of {place.capacity}")
         self._put(place, start, state)
+
+    def clear(self, place: Place, start: int = 0) -> None:
+        """Zero one slot from position `start` on, lazy."""
+        self._blank(place, start)
 
     def rewinds(self, offset: int, target: int) -> bool:
         """Tell that a row can go back anywhere: the next write lands there."""
