@@ -278,8 +278,11 @@ class RowCaches:
             layout = lay_by_slots(self.table, rows, lone_row=lone_row)
             self._slot_layout = layout if lone_row else None
         waiting = {row: self.contents.offset(row) for _, row in layout.waiting}
-        if any(offset >= self.table.capacity(row) for row, offset in waiting.items()):
-            return None  # a row that is full has no position that could be written
+        if any(
+            offset >= self.table.capacity(row) or self.contents.is_ahead(row)
+            for row, offset in waiting.items()
+        ):
+            return None  # a row that is full, or put ahead, has no position that could be written
         self.contents.append_each(rows, lengths, (1,) * len(rows))
         for row, offset in waiting.items():
             self.contents.appending(row, offset, offset)

@@ -185,6 +185,7 @@ class Engine:
     def step(self) -> None:
         """Do one round; returns after at most one whole pass over prompts and one decode step."""
         self._drop_late(self._clock())
+        self._prefill.receive(self._rows.values())
         stepper = self._stepper
         if not any(row.decoding and row.advance is None for row in self._rows.values()):
             stepper.drop()  # rows whose masks are being made take up nothing

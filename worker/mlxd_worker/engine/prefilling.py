@@ -12,8 +12,9 @@ Invariants:
 - A row looks its prompt up when its turn has come, not when it joins: what others have evaluated is
   there by then. While another one evaluates what both begin with, it waits for that.
 - Where an image's places see each other no chunk ends within it (`spans`).
-- What is on its way from the disk is put in as it arrives, a block a row and step; the row's turn
-  comes when no more of it does, and until then it holds nobody up.
+- What is on its way from the disk is put in as it arrives, a block a row and step, or beside rows
+  that decode as much of one as their step has time for; the row's turn comes when no more of it
+  does, and until then it holds nobody up.
 """
 
 from __future__ import annotations
@@ -108,14 +109,31 @@ class Prefill:
         self._attended = Attended()
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
+    def receive(self, rows: Iterable[Row]) -> None:
+        """Put in what has arrived from the disk, before anything else of a step.
+
+        A row starts where it stands when no more comes for it.
+        """
+        if not self._prefix.waiting:
+            return
+        disk, nbytes_max, put_nbytes = self._prefix.disk, None, 0
+        if disk is not None and any(row.offset >= row.decodes_from for row in rows):
+            nbytes_max = disk.put_nbytes_max
+        for row in [row for row in rows if row.id in self._prefix.waiting]:
+            if nbytes_max is None:
+                self._prefix.receive(row.id)
+            elif not put_nbytes or put_nbytes < nbytes_max:
+                left_nbytes = nbytes_max - put_nbytes
+                put_nbytes += self._prefix.receive(row.id, nbytes_max=left_nbytes)
+            start = self._prefix.end_waiting(row.id)
+            if start is not None:
+                self._start_at(row, start)
+
     def run(self, rows: Sequence[Row]) -> list[Carried]:
         """Evaluate as many prompt tokens of `rows`, oldest first, as the step may.
 
         Return what the decode step is to take along; call `carry` once that is evaluated.
         """
-        arriving = self._prefix.waiting
-        for row in [row for row in rows if row.id in arriving] if arriving else ():
-            self._receive(row)
         joined = self._choose(rows)
         self._read()
         return joined
@@ -204,12 +222,6 @@ class Prefill:
         self._prefix.token_s = self._pacer.prefill_token_s
         start = self._prefix.begin(row.id, request.looked_up, most=_reusable(row))
         if row.id not in self._prefix.waiting:
-            self._start_at(row, start)
-
-    def _receive(self, row: Row) -> None:
-        """Put in what has arrived for a row; it starts where it stands when no more comes."""
-        start = self._prefix.receive(row.id)
-        if start is not None:
             self._start_at(row, start)
 
     def _start_at(self, row: Row, start: Lookup) -> None:

@@ -2,21 +2,25 @@
 
 Invariants:
 - A row stands where all its layers can. Where all of them keep every position, that is the end of
-  each block that has arrived; where some keep a state, the end of the last, and what arrived before
-  is held until then.
-- What is put back is copied into the row; snapshots made on the way are closed with it.
+  each block that has been put back; where some keep a state, the end of the last. Until then what
+  is put lies ahead of where the row stands.
+- Entries may be put back in parts, layer by layer, so that no step is longer by a block. A state
+  goes in at once: half of one is none.
+- What is put back is copied into the row; nothing else of it is held but one block's bytes.
 - Engine thread only.
 """
 
 from __future__ import annotations
 
-from mlxd_shared.blocks.block_file import Part
-from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.disk.cutting import states_of
+from collections import defaultdict, deque
+
+from mlxd_shared.blocks.block_file import Block, Part, Tensor
+from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.disk.cutting import LayerOfKind, split_by_layer, state_of, states_of
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.disk.tier import Reading
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.kept.snapshot import LayerState
 
 
 class Arrivals:
@@ -27,41 +31,69 @@ class Arrivals:
         self._disk = disk
         self._reading = reading
         self._contents = contents
-        self._held: list[Snapshot] = []
-
-    @property
-    def nbytes(self) -> int:
-        """The bytes of what has arrived and is held."""
-        return sum(snapshot.nbytes for snapshot in self._held)
+        self._left: deque[tuple[LayerOfKind, tuple[Tensor, ...]]] = deque()
+        """What of the block that is being put back is still to be put."""
+        self._stop = 0
+        """Where that block ends."""
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more will come in time."""
-        return self._disk.tier.is_over(self._reading)
+        return not self._left and self._disk.tier.is_over(self._reading)
 
-    def put_back(self, row: RowId) -> bool:
-        """Put the next block that has arrived into the row; return whether it moved on."""
-        block = self._disk.tier.take(self._reading)
-        if block is None:
-            return False
-        start = block.depth * self._disk.block_tokens
-        stop = start + self._disk.block_tokens
-        states = states_of(block, self._disk.shapes)
-        book = self._contents.book
-        self._held += [book.add_owned(kind, start, stop, layers) for kind, layers in states.items()]
-        if self._disk.needs_states and block.part is not Part.STATE:
-            return False
-        moved = self._contents.restore(row, self._held, stop)
-        assert moved, "the blocks were chosen so that every kind can follow"
-        self._close_held()
-        return True
+    def put_back(self, row: RowId, *, nbytes_max: int | None) -> int:
+        """Put back the next block that has arrived, or go on with it; return of how many bytes.
+
+        nbytes_max: so much of entries is put at most, or one layer's; None: all of the block's.
+        """
+        if not self._left:
+            block = self._disk.tier.take(self._reading)
+            if block is None:
+                return 0
+            self._stop = (block.depth + 1) * self._disk.block_tokens
+            if block.part is Part.STATE:
+                self._put_state(row, block)
+                return block.nbytes
+            self._left.extend(split_by_layer(block, self._disk.shapes).items())
+        put_nbytes = self._put_entries(row, nbytes_max)
+        if not self._left and not self._disk.needs_states:
+            moved = self._contents.restore(row, (), self._stop)
+            assert moved, "every layer has been put as far"
+        return put_nbytes
 
     def close(self) -> None:
-        """Want no more of it, and give back what is held."""
+        """Want no more of it."""
         self._disk.tier.cancel(self._reading)
-        self._close_held()
+        self._left.clear()
 
-    def _close_held(self) -> None:
-        for snapshot in self._held:
-            snapshot.close()
-        self._held.clear()
+    def _put_entries(self, row: RowId, nbytes_max: int | None) -> int:
+        """Put the next layers' entries ahead of the row; return of how many bytes they are.
+
+        nbytes_max: as `put_back`.
+        """
+        put_nbytes = 0
+        states: defaultdict[Kind, dict[int, LayerState]] = defaultdict(dict)
+        while self._left:
+            (kind, index), tensors = self._left[0]
+            nbytes = sum(tensor.nbytes for tensor in tensors)
+            if put_nbytes and nbytes_max is not None and put_nbytes + nbytes > nbytes_max:
+                break
+            states[kind][index] = state_of(tensors)
+            self._left.popleft()
+            put_nbytes += nbytes
+        start = self._stop - self._disk.block_tokens
+        for kind, layers in states.items():
+            self._contents.put_ahead(row, kind, start, layers)
+        return put_nbytes
+
+    def _put_state(self, row: RowId, block: Block) -> None:
+        """Bring the row to where a state was written; its entries are there."""
+        start, book = self._stop - self._disk.block_tokens, self._contents.book
+        states = [
+            book.add_owned(kind, start, self._stop, layers)
+            for kind, layers in states_of(block, self._disk.shapes).items()
+        ]
+        moved = self._contents.restore(row, states, self._stop)
+        assert moved, "the blocks were chosen so that every kind can follow"
+        for state in states:
+            state.close()

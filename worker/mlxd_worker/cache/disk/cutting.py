@@ -2,15 +2,16 @@
 
 Invariants:
 - Arrays stay on the engine thread: what leaves it are bytes, each copied once. What comes back is
-  copied into arrays of their own, evaluated, so that a snapshot may own them.
+  copied into arrays of their own.
 - Bits are copied, never converted.
 - Only snapshots that own their arrays are cut: what is lazy stands in a running row's arenas.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from itertools import accumulate
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import accumulate, count, takewhile
+from typing import Final
 
 import mlx.core as mx
 
@@ -21,9 +22,13 @@ from mlxd_worker.cache.kept.snapshot import (
     POSITION_AXIS,
     LayerState,
     Snapshot,
-    allocate_exactly,
     clip,
 )
+
+LayerOfKind = tuple[Kind, int]
+"""A layer, by its number among those of its kind."""
+
+_DTYPES: Final = {word: dtype for dtype, word in WORDS.items()}
 
 
 def cut(parts: Sequence[Snapshot], start: int, stop: int) -> tuple[LayerState, ...] | None:
@@ -86,29 +91,37 @@ def bytes_of(array: mx.array) -> bytes:
     return bytes(memoryview(array))  # type: ignore[arg-type]  # its stubs know no buffers
 
 
+def split_by_layer(block: Block, shapes: BlockShapes) -> dict[LayerOfKind, tuple[Tensor, ...]]:
+    """Return a block's tensors by layer, in their order; it is one that `shapes` have checked."""
+    named = {tensor.name: tensor for tensor in block.tensors}
+    layers: dict[LayerOfKind, tuple[Tensor, ...]] = {}
+    for kind in shapes.kinds(block.part):
+        for index in range(shapes.count(kind)):
+            names = (name_of(kind, index, number) for number in count())
+            own = takewhile(named.__contains__, names)
+            layers[kind, index] = tuple(named[name] for name in own)
+    return layers
+
+
+def state_of(tensors: Iterable[Tensor]) -> LayerState:
+    """Return one layer's arrays of a block, as memory of their own."""
+    state = []
+    for tensor in tensors:
+        flat = mx.array(memoryview(tensor.content))  # type: ignore[arg-type]  # as above
+        state.append(flat.view(_DTYPES[tensor.dtype]).reshape(tensor.shape))
+    return tuple(state)
+
+
 def states_of(block: Block, shapes: BlockShapes) -> dict[Kind, tuple[LayerState, ...]]:
     """Return a block's arrays by kind and layer: evaluated, and memory of their own.
 
     The block is one that `shapes` have checked.
     """
-    dtypes = {word: dtype for dtype, word in WORDS.items()}
-    allocate_exactly()
-    arrays: dict[str, mx.array] = {}
-    for tensor in block.tensors:
-        flat = mx.array(memoryview(tensor.content))  # type: ignore[arg-type]  # as above
-        arrays[tensor.name] = flat.view(dtypes[tensor.dtype]).reshape(tensor.shape)
-    mx.eval(list(arrays.values()))
-    return {
-        kind: tuple(_layer_of(arrays, kind, index) for index in range(shapes.count(kind)))
-        for kind in shapes.kinds(block.part)
-    }
-
-
-def _layer_of(arrays: Mapping[str, mx.array], kind: Kind, index: int) -> LayerState:
-    state: list[mx.array] = []
-    while (array := arrays.get(name_of(kind, index, len(state)))) is not None:
-        state.append(array)
-    return tuple(state)
+    states: dict[Kind, tuple[LayerState, ...]] = dict.fromkeys(shapes.kinds(block.part), ())
+    for (kind, _), tensors in split_by_layer(block, shapes).items():
+        states[kind] += (state_of(tensors),)
+    mx.eval(list(states.values()))
+    return states
 
 
 def _join(pieces: list[LayerState]) -> LayerState:

@@ -54,6 +54,10 @@ COPIED_NBYTES_S: Final = 50 << 20
 """Of blocks, copied beside rows in a second of their steps, where a CPU computes both: half a MiB
 in a step of 10 ms, which is less than a twentieth of it."""
 
+PUT_NBYTES_S: Final = 100 << 20
+"""Of blocks, put back into a row beside others in a second of their steps, where a CPU computes
+both: 2 MiB in a step of 10 ms, which is a tenth of it."""
+
 Trie = PrefixTrie[Kind, Snapshot]
 
 _log = get_logger("prefix disk")
@@ -81,7 +85,11 @@ class PrefixDisk:
         self.copied_nbytes_s = COPIED_NBYTES_S if runs_cpu() else None
         """How much is copied beside rows, by their steps' time, one array a step at least; None:
         all of a block in one step."""
+        self.put_nbytes_s = PUT_NBYTES_S if runs_cpu() else None
+        """The same of what is put back into rows, one layer a step at least; None: a block each."""
         self._tended_s = tier.clock()
+        self._step_s = 0.0
+        """What the last step took."""
         self._entry_kinds = shapes.kinds(Part.ENTRIES)
         self._state_kinds = shapes.kinds(Part.STATE)
         self._block_nbytes = shapes.block_nbytes
@@ -100,6 +108,11 @@ class PrefixDisk:
         return bool(self._state_kinds)
 
     @property
+    def put_nbytes_max(self) -> int | None:
+        """How much of blocks a step may put into rows beside others; None: one into each."""
+        return None if self.put_nbytes_s is None else int(self.put_nbytes_s * self._step_s)
+
+    @property
     def pending(self) -> bool:
         """Whether blocks wait to be named or cut."""
         return bool(self._wanted or self._doomed) and self.tier.writes
@@ -108,11 +121,8 @@ class PrefixDisk:
         """Cut blocks from what `trie` keeps; once, before anything else."""
         self._trie = trie
 
-    def find(self, key: Key, *, start: int, limit: int, nbytes_max: int) -> Reading | None:
-        """Begin to read what brings a prompt from `start` nearer to `limit` tokens, if that pays.
-
-        nbytes_max: what may be held at once where all has to be there before any of it serves.
-        """
+    def find(self, key: Key, *, start: int, limit: int) -> Reading | None:
+        """Begin to read what brings a prompt from `start` nearer to `limit`, if that pays."""
         names = self._names_of(part(key, 0, limit))
         size_of, first = self.tier.store.nbytes_of, start // self.block_tokens
         needed: list[BlockId] = []
@@ -130,7 +140,7 @@ class PrefixDisk:
             sizes = [size_of(block) for block in ends]
             total = nbytes + sum(size or 0 for size in sizes)
             stop = (depth + 1) * self.block_tokens
-            if None in sizes or (ends and total > nbytes_max) or whole_images(key, stop) != stop:
+            if None in sizes or whole_images(key, stop) != stop:
                 continue
             offer = Offer(stop, total, len(needed) + len(ends))
             ways[offer] = (len(needed), tuple(ends))
@@ -172,14 +182,14 @@ class PrefixDisk:
 
         idle: nothing else is to be done: copy all of it, and wait for room, not for long.
         """
-        elapsed_s, self._tended_s = self.tier.clock() - self._tended_s, self.tier.clock()
+        self._step_s, self._tended_s = self.tier.clock() - self._tended_s, self.tier.clock()
         if not self.tier.writes:
             self._forget_wanted()
         named = self._doomed.advance()
         if named is not None:
             self._enlist(named.key, named.names)
         rate = None if idle else self.copied_nbytes_s
-        nbytes_max = None if rate is None else int(rate * elapsed_s)
+        nbytes_max = None if rate is None else int(rate * self._step_s)
         while self._wanted and self.tier.has_room():
             if self._copy_first(nbytes_max):
                 return

@@ -5,28 +5,28 @@ Invariants:
   pass goes through, back by `cut_back`, and anywhere else only by a `restore` that succeeded.
 - Whatever a write is about to replace has been copied out before it: every open lazy snapshot of
   the row that reaches beyond the pass's start, at every pass, and what a restore overwrites.
-- A restore happens wholly or not at all.
+- A restore happens wholly or not at all. What is put ahead of a row before it lies beyond the row's
+  offset, where nothing has a meaning, until a restore moves the row there.
 - Captures that fall due while the row grows are the schedule's until they are taken; what is never
   taken is closed when the row leaves.
 - No arena's array is kept across a call, not even a view of one.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
-from mlxd_worker.cache.changes import LIFTED_NBYTES, evaluate, in_parts, wait
+from mlxd_worker.cache.changes import LIFTED_NBYTES, evaluate
+from mlxd_worker.cache.kept import putting
 from mlxd_worker.cache.kept.captures import Captures
-from mlxd_worker.cache.kept.putting import put_behind, putting_layers, read_layers
 from mlxd_worker.cache.kept.snapshot import (
+    POSITION_AXIS,
     LayerState,
-    ReadRow,
     Snapshot,
     SnapshotBook,
     allocate_exactly,
-    clip,
 )
 
 Kept = Mapping[Kind, Snapshot]
@@ -35,10 +35,13 @@ Kept = Mapping[Kind, Snapshot]
 
 @dataclass(slots=True)
 class _Row:
-    """One row: its offset, a bound on its lazy snapshots' ends, and what is to be captured."""
+    """One row: its offset, and what is to be captured."""
 
     offset: int = 0
     reach: int = 0
+    """A bound on the ends of its lazy snapshots, and of what was put ahead of it."""
+    ahead: dict[tuple[Kind, int], int] = field(default_factory=dict)
+    """Up to where each layer, by kind and number, has been put ahead of the offset."""
     captures: Captures[Kept] | None = None
 
 
@@ -73,8 +76,8 @@ class RowContents:
         self._rows: dict[RowId, _Row] = {}
         self.rest: Callable[[], None] | None = None
         """What is called before arrays are written, but for a pass's own tokens."""
-        self._putting = putting_layers(layers) if in_place else ()
-        self._read = _reader(self.layers, place)
+        self._putting = putting.putting_layers(layers) if in_place else ()
+        self._read = putting.reader_of(self.layers, place)
         self.book = SnapshotBook(self._read, waits=not in_place)
 
     def offset(self, row: RowId) -> int:
@@ -114,6 +117,7 @@ class RowContents:
             self._copy_out(row, start, None)
             # The row is about to write from here on, so nothing beyond is named any more.
             state.reach = start
+            state.ahead.clear()
         state.offset = stop
 
     def append_each(
@@ -263,13 +267,50 @@ class RowContents:
             for snapshot in (kept or {}).values():
                 snapshot.close()
 
+    def put_ahead(
+        self, row: RowId, kind: Kind, start: int, states: Mapping[int, LayerState]
+    ) -> None:
+        """Write what some layers of a sliceable kind hold from position `start` on.
+
+        states: by the layers' numbers within the kind, as `read` returns them. The row stays where
+        it is; once all layers of its sliceable kinds have been put ahead, a `restore` without parts
+        of these moves it there. A pass of the row before that takes their place.
+
+        Raises:
+            RowError: unknown row, or a layer that has not come as far as `start`.
+        """
+        state, place, layers = self._of(row), self._place(row), self.layers[kind]
+        for number in states:
+            end = state.ahead.get((kind, number), state.offset)
+            if start > end or not kind.sliceable:
+                raise RowError(f"row {row}: {kind} {number} is at {end}, nothing goes to {start}")
+        stop = start + next(iter(states.values()))[0].shape[POSITION_AXIS]
+        self._copy_out(row, start, stop)
+        if self._putting:
+            putting.put_states_behind(self._putting, place, start, states)
+        else:
+            if self.rest is not None:
+                self.rest()
+            putting.write_states(layers, place, start, states)
+        state.ahead |= {(kind, number): stop for number in states}
+        state.reach = max(state.reach, stop)
+
+    def is_ahead(self, row: RowId) -> bool:
+        """Tell whether anything has been put ahead of the row.
+
+        Raises:
+            RowError: unknown row.
+        """
+        return bool(self._of(row).ahead)
+
     def restore(self, row: RowId, parts: Sequence[Snapshot], target: int) -> bool:
         """Bring the row to exactly `target`, holding what `parts` do; or leave it and return False.
 
         `parts` stay the caller's. A sliceable kind's are adjacent and in order; they must begin at
         or before the row's offset and reach `target`. A whole-state kind has one at most, at
         `target`, or beyond where such a state can be wound back. A kind without any goes back by
-        itself where it can. The row's own lazy snapshots cost no copy.
+        itself where it can, or forward to where it was put ahead. The row's own lazy snapshots cost
+        no copy.
 
         Raises:
             RowError: unknown row, a negative target or one beyond what was reserved, untaken
@@ -281,28 +322,29 @@ class RowContents:
             raise RowError(f"row {row} cannot be restored to {target}")
         if state.captures is not None:
             raise RowError(f"row {row} is restored before its captures were taken")
-        by_kind = self._by_kind(parts)
-        if not all(
-            self._restorable(kind, by_kind[kind], state.offset, target) for kind in self.layers
-        ):
+        by_kind = putting.sort_by_kind(parts, self.layers)
+        if not all(self._restorable(kind, by_kind[kind], state, target) for kind in self.layers):
             return False
         if self._putting:
             others = [part for part in parts if part.row != row]
             self._copy_out(row, min((part.start for part in others), default=target), target)
-            put_behind(self._putting, self._place(row), others, self._place, most=target)
-            state.offset = target
-            return True
-        if self.rest is not None:
-            self.rest()
-        for kind, chosen in by_kind.items():
-            for part in chosen:
-                self._put_back(row, kind, part, target)
-        evaluate([layer for layers in self.layers.values() for layer in layers])
+            putting.put_behind(self._putting, self._place(row), others, self._place, most=target)
+        else:
+            if self.rest is not None:
+                self.rest()
+            for kind, chosen in by_kind.items():
+                for part in chosen:
+                    self._put_back(row, kind, part, target)
+            evaluate([layer for layers in self.layers.values() for layer in layers])
         state.offset = target
+        state.ahead.clear()
         return True
 
-    def _restorable(self, kind: Kind, parts: list[Snapshot], offset: int, target: int) -> bool:
-        layers = self.layers[kind]
+    def _restorable(self, kind: Kind, parts: list[Snapshot], state: _Row, target: int) -> bool:
+        layers, offset = self.layers[kind], state.offset
+        if not parts and kind.sliceable and target > offset:
+            ends = (state.ahead.get((kind, number), offset) for number in range(len(layers)))
+            return all(end == target for end in ends)
         if not parts:
             return target <= offset and all(layer.rewinds(offset, target) for layer in layers)
         first, last = parts[0], parts[-1]
@@ -313,44 +355,15 @@ class RowContents:
         return all(layer.rewinds(last.stop, target) for layer in layers)
 
     def _put_back(self, row: RowId, kind: Kind, part: Snapshot, target: int) -> None:
-        if part.row == row:
-            return
         # A state of the whole begins at 0 however little of it the caller asked for.
-        start = part.start if kind.sliceable else 0
-        stop = min(part.stop, target)
-        if stop <= start:
+        start, stop = part.start if kind.sliceable else 0, min(part.stop, target)
+        if part.row == row or stop <= start:
             return
         if kind.sliceable:
             self._copy_out(row, start, stop)
-        place, layers = self._place(row), self.layers[kind]
-        if part.row is None:
-            for layer, state in zip(layers, part.layers, strict=True):
-                whole = stop == part.stop
-                layer.write(place, start, stop, state if whole else clip(state, 0, stop - start))
-            return
-        source = self._place(part.row)
-        most = self._lifted_nbytes
-        for some in in_parts(
-            layers, lambda layer: layer.slot_nbytes(stop - start), nbytes_max=most
-        ):
-            states = [layer.read(source, start, stop) for layer in some]
-            # Now, not in the writes: they may go into the arenas that this was read from.
-            wait(states)
-            for layer, state in zip(some, states, strict=True):
-                layer.write(place, start, stop, state)
-            evaluate(some)
-
-    def _by_kind(self, parts: Sequence[Snapshot]) -> dict[Kind, list[Snapshot]]:
-        by_kind: dict[Kind, list[Snapshot]] = {kind: [] for kind in self.layers}
-        for part in parts:
-            part.check_open()
-            if part.kind not in by_kind:
-                raise RowError(f"the model has no layers for {part}")
-            chosen = by_kind[part.kind]
-            if chosen and not (part.kind.sliceable and chosen[-1].stop == part.start):
-                raise RowError(f"{part} does not follow {chosen[-1]}")
-            chosen.append(part)
-        return by_kind
+        source = None if part.row is None else self._place(part.row)
+        most, layers, place = self._lifted_nbytes, self.layers[kind], self._place(row)
+        putting.put_part(layers, place, part, start, stop, source=source, lifted_nbytes=most)
 
     def _keep_all(self, row: RowId, start: int, stop: int) -> dict[Kind, Snapshot]:
         kept = ((kind, self._keep(row, kind, start, stop)) for kind in self.layers)
@@ -384,15 +397,3 @@ class RowContents:
             return self._rows[row]
         except KeyError:
             raise RowError(f"row {row} is not known") from None
-
-
-def _reader(layers: Mapping[Kind, list[LayerCache]], place: Callable[[RowId], Place]) -> ReadRow:
-    """Return what reads a row. Not a method: the book would hold the contents, which hold it.
-
-    Arenas in such a circle would outlive their owner until the garbage collector comes by.
-    """
-
-    def read(row: RowId, kind: Kind, start: int, stop: int) -> tuple[LayerState, ...]:
-        return read_layers(layers[kind], place(row), start, stop)
-
-    return read

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Protocol, TypeVar
 
 from mlxd_shared.domain.cache_reasons import CacheReason
@@ -69,6 +69,14 @@ class Lookup:
     def hit(self) -> bool:
         """Whether anything was reused."""
         return self.cached > 0
+
+    def read_up_to(self, offset: int) -> Lookup:
+        """Return what it is once the disk has brought the row to `offset`."""
+        if offset == self.cached:
+            return self
+        reason = CacheReason.NONE if offset == self.total - 1 else self.reason
+        more = self.from_disk + offset - self.cached
+        return replace(self, cached=offset, reason=reason, from_disk=more)
 
 
 @dataclass(slots=True)

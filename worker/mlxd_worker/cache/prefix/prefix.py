@@ -19,7 +19,6 @@ Invariants:
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_worker.cache.base import Kind, RowId
@@ -155,17 +154,21 @@ class PrefixCache:
             self.waiting.add(row)
         return lookup
 
-    def receive(self, row: RowId) -> Lookup | None:
-        """Put the next block into a row of `waiting`; once no more comes, return what it has."""
+    def receive(self, row: RowId, *, nbytes_max: int | None = None) -> int:
+        """Put of the next block for a row of `waiting` what may be put; return of how many bytes.
+
+        nbytes_max: so much, or one layer's at least; None: all of it.
+        """
         tenant = self._tenants[row]
-        arrivals, lookup = tenant.arrivals, tenant.lookup
-        assert arrivals is not None, "the row waits"
-        if arrivals.put_back(row):
-            cached = self._contents.offset(row)
-            reason = CacheReason.NONE if cached == lookup.total - 1 else lookup.reason
-            more = lookup.from_disk + cached - lookup.cached
-            tenant.lookup = replace(lookup, cached=cached, reason=reason, from_disk=more)
-        if not arrivals.is_over:
+        assert tenant.arrivals is not None, "the row waits"
+        put_nbytes = tenant.arrivals.put_back(row, nbytes_max=nbytes_max)
+        tenant.lookup = tenant.lookup.read_up_to(self._contents.offset(row))
+        return put_nbytes
+
+    def end_waiting(self, row: RowId) -> Lookup | None:
+        """Return what a row of `waiting` has, once no more comes; None where more may come."""
+        tenant = self._tenants[row]
+        if tenant.arrivals is None or not tenant.arrivals.is_over:
             return None
         self._stop_waiting(row, tenant)
         self._go_on(row, tenant)
@@ -230,19 +233,14 @@ class PrefixCache:
         self, key: Key, match: Match[Kind, Snapshot], cached: int, limit: int
     ) -> Arrivals | None:
         """Have the disk read on from where memory ends, if that is worth the wait."""
-        disk = self.disk
-        if disk is None:
+        if self.disk is None:
             return None
-        disk.note_use(key, match, cached)
-        room_nbytes = self.budget_nbytes - self._captured_nbytes()
-        reading = disk.find(key, start=cached, limit=limit, nbytes_max=room_nbytes)
-        if reading is None:
-            return None
-        self._make_room(reading.nbytes if disk.needs_states else 0)
-        return Arrivals(disk, reading, self._contents)
+        self.disk.note_use(key, match, cached)
+        reading = self.disk.find(key, start=cached, limit=limit)
+        return None if reading is None else Arrivals(self.disk, reading, self._contents)
 
     def _stop_waiting(self, row: RowId, tenant: Tenant) -> None:
-        """Have no more blocks put into a row, if any were to be, and release those held."""
+        """Have no more blocks put into a row, if any were to be."""
         if tenant.arrivals is not None:
             tenant.arrivals.close()
             tenant.arrivals = None
@@ -290,8 +288,8 @@ class PrefixCache:
 
     def _captured_nbytes(self, *, but: Tenant | None = None) -> int:
         """Return what running rows have captured that is not in the trie, `but` one's."""
-        if not self._whole and not self.waiting:
-            return 0  # rows capture states alone, and hold blocks only while these arrive
+        if not self._whole:
+            return 0  # rows capture states alone
         return sum(tenant.nbytes for tenant in self._tenants.values() if tenant is not but)
 
     def _make_room(self, nbytes: int) -> None:

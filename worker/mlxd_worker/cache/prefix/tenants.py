@@ -37,9 +37,8 @@ class Tenant:
 
     @property
     def nbytes(self) -> int:
-        """The bytes that the captured states own, and what is held of blocks that arrive."""
-        own = sum(state.nbytes for states in self.states.values() for state in states.values())
-        return own if self.arrivals is None else own + self.arrivals.nbytes
+        """The bytes that the captured states own."""
+        return sum(state.nbytes for states in self.states.values() for state in states.values())
 
     def keep_last(self, count: int) -> None:
         """Close all but the last `count` states that the row captured."""
