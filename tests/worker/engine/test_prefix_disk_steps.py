@@ -155,6 +155,25 @@ def test_rows_that_read_share_what_a_step_may_put_back(standard: Path, tmp_path:
             assert [sink.ids for sink in sinks] == [cold_ids(standard, p) for p in (PROMPT, other)]
 
 
+def test_steps_stay_ahead_while_a_row_waits(standard: Path, tmp_path: Path) -> None:
+    """No prompt can be evaluated before the disk has answered, so the next step is dispatched."""
+    write_prompt(standard, tmp_path)
+    gate = Gate()
+    options = {"check": gate}
+    with engine_with_disk(standard, tmp_path, disk_options=options) as tiny, decoding(tiny):
+        _, sink = tiny.submit(PROMPT)
+        while not tiny.prefix.waiting:
+            tiny.engine.step()
+        for _ in range(3):
+            tiny.engine.step()
+            assert tiny.plain.ahead
+        gate.go_on.set()
+        while not sink.ended:
+            tiny.engine.step()
+
+        assert (sink.ids, answer_of(sink).cached) == (cold_ids(standard, PROMPT), WHOLE)
+
+
 def test_a_row_that_leaves_within_a_block_leaves_nothing(model: Path, tmp_path: Path) -> None:
     """Cancelled while a block is being put: the next stream gets all of the prompt, and its tokens.
 

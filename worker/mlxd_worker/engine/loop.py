@@ -203,8 +203,9 @@ class Engine:
     def _calm(self) -> bool:
         """Whether no prompt can be evaluated in the next step, as far as is known."""
         full = len(self._rows) == self.limits.rows_max
-        reading = [row for row in self._rows.values() if row.offset < row.decodes_from]
-        return (full or not self._waiting) and not reading
+        reading = [row.id for row in self._rows.values() if row.offset < row.decodes_from]
+        waiting = self._prefix.waiting  # for the disk: it has been asked whether they go on
+        return (full or not self._waiting) and all(row in waiting for row in reading)
 
     def _drop_late(self, now_s: float) -> None:
         """End the streams that no client waits for."""
