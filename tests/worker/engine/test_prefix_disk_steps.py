@@ -197,22 +197,51 @@ def test_a_row_that_leaves_within_a_block_leaves_nothing(model: Path, tmp_path: 
                 assert sink.ids == cold_ids(model, prompt)
 
 
-def test_a_read_that_is_given_up_within_a_block_costs_no_token(
-    standard: Path, tmp_path: Path
-) -> None:
-    """What was put of the block that is under way is finished; what comes behind is computed."""
+class Clock:
+    """A disk's clock, which stands still until it is put forward."""
+
+    def __init__(self) -> None:
+        self.now_s = 0.0
+
+    def __call__(self) -> float:
+        """Return the time."""
+        return self.now_s
+
+
+def test_a_read_that_is_late_is_given_up_behind_a_block(standard: Path, tmp_path: Path) -> None:
+    """What was put in parts stays; what comes behind it is computed."""
     write_prompt(standard, tmp_path)
-    now_s, gate = 0.0, Gate(depth=1)
-    options = {"check": gate, "clock": lambda: now_s}
-    with engine_with_disk(standard, tmp_path, disk_options=options) as tiny:
+    clock, gate = Clock(), Gate(depth=1)
+    options = {"check": gate, "clock": clock}
+    with engine_with_disk(standard, tmp_path, disk_options=options) as tiny, decoding(tiny):
         disk_of(tiny).put_nbytes_s = 0
         puts = Puts(tiny)
-        with decoding(tiny):
-            _, sink = tiny.submit(PROMPT)
-            while not puts.layers:
-                puts.step()
-            now_s = 1e9
-            puts.run(sink)
-            gate.go_on.set()
+        _, sink = tiny.submit(PROMPT)
+        while sum(puts.layers) < layers_of(tiny):
+            puts.step()
+        clock.now_s = 1e9
+        puts.run(sink)
+        gate.go_on.set()
 
-            assert (sink.ids, answer_of(sink).cached) == (cold_ids(standard, PROMPT), BLOCK_TOKENS)
+        assert (sink.ids, answer_of(sink).cached) == (cold_ids(standard, PROMPT), BLOCK_TOKENS)
+
+
+def test_steps_that_put_a_block_make_no_disk_late(standard: Path, tmp_path: Path) -> None:
+    """However long they take: while a part of a block is left nobody waits for the disk."""
+    write_prompt(standard, tmp_path)
+    clock, gate = Clock(), Gate(depth=1)
+    options = {"check": gate, "clock": clock}
+    with engine_with_disk(standard, tmp_path, disk_options=options) as tiny, decoding(tiny):
+        disk_of(tiny).put_nbytes_s = 0
+        puts = Puts(tiny)
+        _, sink = tiny.submit(PROMPT)
+        while sum(puts.layers) < layers_of(tiny):
+            clock.now_s += 1e9 if puts.layers else 0.0
+            puts.step()
+        puts.step()
+        assert tiny.prefix.waiting, "the next block is not late yet"
+        gate.go_on.set()
+        puts.run(sink)
+
+        assert clock.now_s > 0
+        assert (sink.ids, answer_of(sink).cached) == (cold_ids(standard, PROMPT), WHOLE)
