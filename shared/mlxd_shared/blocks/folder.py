@@ -165,7 +165,7 @@ class BlockFolder:
             if entry.sealed and self.key is not None:
                 fill, place = partial(_read_all, descriptor), self._place_of(entry)
                 return self.key.unseal(fill, entry.nbytes, place=place)
-            return memoryview(_read_bytes(descriptor, entry.nbytes))
+            return memoryview(read_bytes(descriptor, entry.nbytes))
         finally:
             os.close(descriptor)
 
@@ -376,7 +376,7 @@ def _write_all(descriptor: int, piece: memoryview) -> None:
         piece = piece[os.write(descriptor, piece) :]
 
 
-def _read_bytes(descriptor: int, nbytes: int) -> bytes:
+def read_bytes(descriptor: int, nbytes: int) -> bytes:
     """Return a file's next bytes; raises BlockRefused where there are fewer.
 
     No buffer is made for them: it would be zeroed under the interpreter's lock, 8 MiB in 4 to 7 ms.

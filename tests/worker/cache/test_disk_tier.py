@@ -13,7 +13,6 @@ from structlog.testing import capture_logs
 
 from mlxd_shared.blocks.block_file import HEADER_NBYTES_MAX, Block, Tensor
 from mlxd_shared.blocks.policy import READ_ASSUMED_NBYTES_S
-from mlxd_worker.cache.disk import tier as tier_module
 from mlxd_worker.cache.disk.tier import BlockTier, Reading
 from tests.shared.blocks.made_blocks import chain_of, contents_of, open_blocks
 
@@ -126,11 +125,10 @@ def test_no_more_is_read_than_there_is_room_for(make_tier: MakeTier, watch: Watc
 
 
 def test_one_block_is_read_ahead_however_much_may_be_written(
-    make_tier: MakeTier, watch: Watch, monkeypatch: pytest.MonkeyPatch
+    make_tier: MakeTier, watch: Watch
 ) -> None:
     """A thread that reads on would be beside steps that take one block after another."""
-    monkeypatch.setattr(tier_module, "READ_AHEAD_NBYTES", 1)
-    tier = make_tier()
+    tier = make_tier(read_ahead_nbytes=1)
     write_all(tier)
     reading = tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)
 

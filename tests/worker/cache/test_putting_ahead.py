@@ -47,7 +47,7 @@ def put(held: Pair, row: RowId, start: int, states: States) -> None:
             held.caches.contents.put_ahead(row, kind, start, {number: state})
 
 
-def joined(held: Pair) -> tuple[RowId, RowId]:
+def join_another(held: Pair) -> tuple[RowId, RowId]:
     """Return the row that is there, and a new one."""
     (first,) = held.rows
     second = held.join(SOURCE_TOKENS + 40)
@@ -57,7 +57,7 @@ def joined(held: Pair) -> tuple[RowId, RowId]:
 
 def test_a_row_moves_on_to_what_was_put_ahead(held: Pair) -> None:
     """In two goes: it then reads what the row does that this was taken of."""
-    first, second = joined(held)
+    first, second = join_another(held)
     contents = held.caches.contents
     for start, stop in ((0, MIDDLE), (MIDDLE, SOURCE_TOKENS)):
         put(held, second, start, states_of(held, first, start, stop))
@@ -74,7 +74,7 @@ def test_a_row_moves_on_to_what_was_put_ahead(held: Pair) -> None:
 
 def test_several_goes_before_the_row_moves(held: Pair) -> None:
     """As where it can stand at the end alone."""
-    first, second = joined(held)
+    first, second = join_another(held)
     contents = held.caches.contents
     for start, stop in ((0, MIDDLE), (MIDDLE, SOURCE_TOKENS)):
         put(held, second, start, states_of(held, first, start, stop))
@@ -88,7 +88,7 @@ def test_several_goes_before_the_row_moves(held: Pair) -> None:
 
 def test_a_row_moves_nowhere_before_all_layers_are_there(held: Pair) -> None:
     """Nor does it take what is missing from anywhere else; its own pass takes its place."""
-    first, second = joined(held)
+    first, second = join_another(held)
     contents = held.caches.contents
     states = states_of(held, first, 0, MIDDLE)
     kind = next(iter(states))
@@ -105,7 +105,7 @@ def test_a_row_moves_nowhere_before_all_layers_are_there(held: Pair) -> None:
 
 def test_nothing_is_put_behind_a_gap(held: Pair) -> None:
     """Nor ahead of a row that is not there."""
-    first, second = joined(held)
+    first, second = join_another(held)
     contents = held.caches.contents
     states = states_of(held, first, MIDDLE, SOURCE_TOKENS)
     with pytest.raises(RowError, match="nothing goes to"):

@@ -1,7 +1,8 @@
 """The arenas of a row table and who sits in them: what exists, what fits, and each single change.
 
 Invariants:
-- A row has one place. A slot's next row finds it cleared; the slots ever used are the first ones.
+- A row has one place. A slot's next row is told to clear it (`judged` says how much of it); the
+  slots ever used are the first ones.
 - An arena's slots are fixed when it opens; it closes with its last row, or becomes a spare: nobody
   sees it any more, but the next arena of its shape is made of it (decision 0021).
 - Arenas and spares together keep the bounds; whoever opens an arena closes the oldest spares first.

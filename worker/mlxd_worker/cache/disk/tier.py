@@ -4,7 +4,7 @@ Invariants:
 - The engine never waits for the disk: it hands a block over where there is room for its bytes, and
   takes what has arrived. Only where no row has anything else to do does it wait, for `WAIT_S`.
 - What waits to be written is at most `in_flight_nbytes`, what was read and not taken also at most
-  `READ_AHEAD_NBYTES`, or one block each. Whoever reads has a thread of his own: a read never waits
+  `read_ahead_nbytes`, or one block each. Whoever reads has a thread of his own: a read never waits
   for a write.
 - A reading gives its blocks in order, up to the first that is missing.
 - Both threads end with `close`, or with the process: what they are at is then not there.
@@ -77,12 +77,14 @@ class BlockTier:
         store: BlockStore,
         *,
         in_flight_nbytes: int = IN_FLIGHT_NBYTES,
+        read_ahead_nbytes: int = READ_AHEAD_NBYTES,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Start the threads; the store is closed with them."""
         self.store = store
         self.clock = clock
         self._in_flight_nbytes = in_flight_nbytes
+        self._read_ahead_nbytes = min(in_flight_nbytes, read_ahead_nbytes)
         self._change = threading.Condition()
         self._writes: deque[Block] = deque()
         self._write_nbytes = 0
@@ -316,7 +318,7 @@ class BlockTier:
 
     def _next_reading(self) -> Reading | None:
         """Return a reading of which a block may be read now, forgetting those before; locked."""
-        if self._read_nbytes >= min(self._in_flight_nbytes, READ_AHEAD_NBYTES):
+        if self._read_nbytes >= self._read_ahead_nbytes:
             return None
         while self._readings and not self._readings[0].waiting:
             self._readings.popleft()

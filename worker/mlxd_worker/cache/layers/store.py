@@ -111,7 +111,7 @@ class ArenaCache:
         self._blank(place, 0)
 
     def free(self, place: Place) -> None:
-        """Do nothing: the slot stays, and is zeroed for its next row."""
+        """Do nothing: the slot stays, and is cleared for its next row."""
 
     def shapes(self, start: int, stop: int) -> tuple[ArrayShape, ...]:
         """Return what `read(_, start, stop)` returns, but for its values."""
