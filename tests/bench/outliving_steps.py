@@ -73,7 +73,8 @@ async def measure_steps(
 
     All but one of the prompt's tokens are in whole blocks. Where they are not on disk yet, they are
     computed and written first. Of the steps beside reading some are beside the row that reads: as
-    it joins, evaluates its last token, and leaves. They are few, and above the 90th percentile.
+    it joins, evaluates its last token over all that was read, and leaves. Of a prompt of 32,000
+    tokens they are above the 99th percentile, of one of 6,000 they make it.
     """
     short = replace(model, spec=replace(model.spec, prefix_cache_nbytes=SHORT_MEMORY_NBYTES))
     files = whole_blocks(prompt)
