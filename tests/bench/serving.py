@@ -35,7 +35,10 @@ MODEL = "bench"
 GENERATORS = 4
 """Processes that clients are spread over."""
 SETTLING_TOKENS = 8
-SHOWN = ("tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s")
+SHOWN = (
+    "tokens_per_s", "ttft_p50_s", "ttft_p99_s", "itl_p50_s", "itl_p99_s", "message_gap_p50_s",
+    "message_gap_p99_s",
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,7 +221,7 @@ async def served_lines(
             figures["loop_decode_tokens_per_s"] = decoding
             figures["of_loop"] = figures["tokens_per_s"] / decoding
         lines += [line(f"{name}.{load.key}.{what}", value) for what, value in figures.items()]
-        show = "".join(f" {what} {figures[what]:.4f}" for what in SHOWN)
+        show = "".join(f" {what} {figures[what]:.4f}" for what in SHOWN if what in figures)
         ratio = f" of the loop {figures['of_loop']:.3f}" if "of_loop" in figures else ""
         sys.stderr.write(f"{name} {load.key}:{show}{ratio} generators {cores:.2f}\n")
         sys.stderr.flush()

@@ -34,6 +34,17 @@ def test_tokens_of_one_message_share_its_time() -> None:
     assert outcome.ttft_s == 0.5
     assert outcome.tokens == 6
     assert outcome.gaps_s() == [0.5, 0.0, 0.0, 2.0, 0.0]
+    assert outcome.message_gaps_s() == [0.5, 2.0]
+    figures = measures([outcome, Outcome(0.0, (3.0,), (4,), "")])
+    assert (figures["message_gap_p50_s"], figures["message_gap_p99_s"]) == (0.5, 2.0)
+
+
+def test_streams_of_one_message_each_have_no_gap_between_any() -> None:
+    """What was not seen is left out."""
+    figures = measures([Outcome(0.0, (1.0,), (4,), "")])
+
+    assert "message_gap_p50_s" not in figures
+    assert figures["itl_p99_s"] == 0.0
 
 
 def test_percentiles_are_values_that_were_seen() -> None:

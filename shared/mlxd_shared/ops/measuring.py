@@ -1,7 +1,8 @@
 """What is timed of streams, wherever they are timed: from the outcomes of one run to its figures.
 
 Inter-token time: tokens that come in one message share its time, so a message of n tokens counts
-its gap to the message before once, and n - 1 zeros.
+its gap to the message before once, and n - 1 zeros. What a reader waits for is the next message:
+these gaps are counted by themselves.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import json
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from typing import Any
 
 Measures = Mapping[str, float]
@@ -50,6 +52,10 @@ class Outcome:
             gaps += [now_s - before_s, *([0.0] * (count - 1))]
         return gaps
 
+    def message_gaps_s(self) -> list[float]:
+        """Return the times between messages, one fewer than messages."""
+        return [after - before for before, after in pairwise(self.stamps_s)]
+
 
 def measures(outcomes: Sequence[Outcome]) -> Measures:
     """Return the figures of one run, tokens being those generated.
@@ -73,6 +79,10 @@ def measures(outcomes: Sequence[Outcome]) -> Measures:
         "tokens_per_message": sum(o.tokens for o in outcomes)
         / sum(len(o.stamps_s) for o in outcomes),
     }
+    messages_s = sorted(gap for outcome in outcomes for gap in outcome.message_gaps_s())
+    if messages_s:
+        figures["message_gap_p50_s"] = percentile(messages_s, 50)
+        figures["message_gap_p99_s"] = percentile(messages_s, 99)
     from_s = max(outcome.stamps_s[0] for outcome in outcomes)
     until_s = min(outcome.stamps_s[-1] for outcome in outcomes)
     if until_s > from_s:
