@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,13 @@ from mlxd_shared.domain.errors import InvalidModel
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.models.base import Model
 from mlxd_worker.models.loader import inspect_model, load_model
-from mlxd_worker.models.weights.linear import Linear, PackedLinear, SideBySide
+from mlxd_worker.models.weights.expert_linear import PackedExpertLinear
+from mlxd_worker.models.weights.linear import (
+    Linear,
+    PackedLinear,
+    SideBySide,
+    packed_rows_least,
+)
 from tests.worker.tiny import (
     caches_of,
     config_with,
@@ -188,3 +195,32 @@ def test_a_packed_product_does_not_depend_on_how_many_rows_there_are(rows: int) 
     actual = PackedLinear(words, scales, offsets, packing, bias)(rows_given)
 
     assert difference(actual, plain(rows_given)) < 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Limited(PackedLinear):
+    """A packed weight that stays packed for so many rows, whatever computes."""
+
+    most: int = 0
+
+    @property
+    def rows_max(self) -> int:
+        """That number."""
+        return self.most
+
+
+def limited(most: int) -> Limited:
+    """Return such a weight."""
+    words, scales, offsets = mx.quantize(mx.zeros((32, 64)), 64, 4)
+    return Limited(words, scales, offsets, Packing(64, 4), most=most)
+
+
+def test_a_model_unpacks_from_where_its_first_weight_is() -> None:
+    """Of parts in any depth; numbers never are, nor are experts as a whole."""
+    plain = Linear(mx.zeros((32, 64)))
+
+    assert packed_rows_least((limited(512), SideBySide((plain, limited(128))), plain)) == 128
+    assert packed_rows_least((plain, SideBySide((plain, limited(512))))) == 512
+    assert packed_rows_least(((plain,), None)) is None
+    words, scales, offsets = mx.quantize(mx.zeros((2, 32, 64)), 64, 4)
+    assert packed_rows_least(PackedExpertLinear(words, scales, offsets, Packing(64, 4))) is None
