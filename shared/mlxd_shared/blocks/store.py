@@ -19,7 +19,7 @@ import errno
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 
 from mlxd_shared.blocks.about import About
@@ -160,8 +160,11 @@ class BlockStore:
             for block in blocks:
                 self._index.use(block, now_s)
 
-    def write(self, block: Block) -> bool:
-        """Keep a block, if it can be kept; return whether it is there afterwards."""
+    def write(self, block: Block, *, between: Callable[[], None] | None = None) -> bool:
+        """Keep a block, if it can be kept; return whether it is there afterwards.
+
+        between: what is called between its parts: the header, and each tensor.
+        """
         if self.nbytes_of(block.id) is not None:
             return True
         assert block.name_key == self.name_key, "its name would be another one's"
@@ -171,7 +174,7 @@ class BlockStore:
         entry = Entry(block.id, block.depth, nbytes, self._clock(), sealed=self.encrypted)
         self._make_room(nbytes)
         try:
-            self._folder.write(entry, encode(block))
+            self._folder.write(entry, _one_by_one(encode(block), between))
         except OSError as error:
             self._note_trouble(error)
             return False
@@ -268,3 +271,13 @@ class BlockStore:
         if self._writable:
             _log.warning("blocks are not written any more", reason=reason)
             self._writable = False
+
+
+def _one_by_one(
+    pieces: Iterable[bytes | memoryview], between: Callable[[], None] | None
+) -> Iterator[bytes | memoryview]:
+    """Yield pieces; between two of them do what is to be done there."""
+    for number, piece in enumerate(pieces):
+        if number and between is not None:
+            between()
+        yield piece

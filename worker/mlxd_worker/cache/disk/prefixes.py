@@ -340,7 +340,7 @@ class PrefixDisk:
         )
         self._copied.clear()
         self.tier.note_saving(self.block_tokens * self.token_s)
-        self.tier.write(block)
+        self.tier.write(block, gently=nbytes_max is not None)
         return True
 
     def _cut(self, block: BlockId, wanted: _Wanted) -> Mapping[Kind, tuple[LayerState, ...]] | None:

@@ -26,6 +26,7 @@ from mlxd_shared.blocks.policy import READ_ASSUMED_NBYTES_S, Meter, Rates
 from mlxd_shared.blocks.store import BlockStore
 from mlxd_shared.ops.logs import get_logger
 from mlxd_shared.ops.priorities import give_way
+from mlxd_worker.cache.disk.pauses import Pauses
 
 IN_FLIGHT_NBYTES: Final = 64 << 20
 """Of blocks of 8 to 32 MiB two at least: one is written while the other is cut."""
@@ -86,7 +87,8 @@ class BlockTier:
         self._in_flight_nbytes = in_flight_nbytes
         self._read_ahead_nbytes = min(in_flight_nbytes, read_ahead_nbytes)
         self._change = threading.Condition()
-        self._writes: deque[Block] = deque()
+        self._writes: deque[tuple[Block, bool]] = deque()
+        """What waits, and whether it is written with pauses."""
         self._write_nbytes = 0
         self._readings: deque[Reading] = deque()
         self._read_nbytes = 0
@@ -97,6 +99,8 @@ class BlockTier:
         self._block_s = 0.0
         self._survey_at_s = clock() + SURVEY_S
         self._closed = False
+        self._hurries = 0
+        """How many wait until everything is written."""
         self._failed: set[str] = set()
         """Names of threads that a fault has ended."""
         self._read_rate, self._write_rate = Meter(), Meter()
@@ -123,17 +127,21 @@ class BlockTier:
         with self._change:
             return not self._writes or self._write_nbytes < self._in_flight_nbytes
 
-    def write(self, block: Block) -> None:
-        """Hand a block over, where there is room, to be written."""
+    def write(self, block: Block, *, gently: bool = False) -> None:
+        """Hand a block over, where there is room, to be written.
+
+        gently: with pauses between its tensors, unless somebody waits for it: beside rows on the
+        same cores the whole of it at once would be one long step.
+        """
         with self._change:
-            self._writes.append(block)
+            self._writes.append((block, gently))
             self._write_nbytes += block.nbytes
             self._change.notify_all()
 
     def is_writing(self, block: BlockId) -> bool:
         """Tell whether a block waits to be written."""
         with self._change:
-            return any(waiting.id == block for waiting in self._writes)
+            return any(waiting.id == block for waiting, _ in self._writes)
 
     def set_budget(self, nbytes: int, applied: Callable[[], None]) -> None:
         """Have the store keep at most so much; files are removed on the writing thread.
@@ -201,9 +209,12 @@ class BlockTier:
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until everything is written; False where that takes too long, or cannot be."""
         with self._change:
+            self._hurries += 1
+            self._change.notify_all()
             self._change.wait_for(
                 lambda: not self._writes or _WRITER in self._failed, timeout=timeout_s
             )
+            self._hurries -= 1
             return not self._writes
 
     def close(self, *, timeout_s: float) -> None:
@@ -243,15 +254,16 @@ class BlockTier:
                 self._change.wait_for(self._has_work, timeout=left_s)
                 if self._closed:
                     return
-                block = self._writes[0] if self._writes else None
+                block, gently = self._writes[0] if self._writes else (None, False)
                 budget_nbytes, self._budget_nbytes = self._budget_nbytes, None
                 ordered = len(self._applied)
             self._keep_house(budget_nbytes, ordered)
             if block is None:
                 continue
             started_s = self.clock()
-            written = self.store.write(block)
-            elapsed_s = self.clock() - started_s
+            pauses = Pauses(clock=self.clock, rest=self._rest)
+            written = self.store.write(block, between=pauses if gently else None)
+            elapsed_s = self.clock() - started_s - pauses.rested_s
             with self._change:
                 self._writes.popleft()
                 self._write_nbytes -= block.nbytes
@@ -260,6 +272,14 @@ class BlockTier:
                 self._change.notify_all()
             if written:
                 self._describe_saving()
+
+    def _rest(self, seconds: float) -> None:
+        """Wait so long, or until somebody waits for this thread."""
+        with self._change:
+            self._change.wait_for(self._is_awaited, timeout=seconds)
+
+    def _is_awaited(self) -> bool:
+        return self._closed or self._hurries > 0 or self._budget_nbytes is not None
 
     def _has_work(self) -> bool:
         return self._closed or bool(self._writes) or self._budget_nbytes is not None
