@@ -37,9 +37,15 @@ STEP_S = 100.0
 class SettledTier(BlockTier):
     """What is handed over is written when the call returns, so that no choice depends on a race."""
 
-    def write(self, block: Block) -> None:
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.gentle: list[bool] = []
+        """Of each block: whether it was to be written with pauses."""
+
+    def write(self, block: Block, *, gently: bool = False) -> None:
         """Hand a block over and wait until the thread has written it."""
-        super().write(block)
+        self.gentle.append(gently)
+        super().write(block, gently=gently)
         assert self.flush(timeout_s=FLUSH_S)
 
 

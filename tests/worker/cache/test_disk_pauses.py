@@ -53,9 +53,7 @@ def test_pauses_are_between_the_parts_of_a_block(tmp_path: Path) -> None:
     assert len(called) == len(encode(CHAIN[0])) - 1
     assert store.write(CHAIN[0], between=lambda: called.append(-1))
     assert -1 not in called
-    found = store.read(CHAIN[0].id)
-    assert found is not None
-    assert contents_of(found) == contents_of(CHAIN[0])
+    assert contents_of(store.read(CHAIN[0].id)) == contents_of(CHAIN[0])
     store.close()
 
 

@@ -82,10 +82,10 @@ class CountingTier(BlockTier):
 
     handed_over = 0
 
-    def write(self, block: Block) -> None:
+    def write(self, block: Block, *, gently: bool = False) -> None:
         """Hand a block over."""
         self.handed_over += 1
-        super().write(block)
+        super().write(block, gently=gently)
 
 
 def test_neighbours_change_nothing(model: Path, blocks: Path) -> None:

@@ -1,4 +1,4 @@
-"""Rows beside one that reads its prompt from disk: how much of it a step puts back."""
+"""Rows beside one that reads its prompt from disk, or whose prompt is written: what a step does."""
 
 from __future__ import annotations
 
@@ -13,9 +13,10 @@ import pytest
 
 from mlxd_shared.blocks.block_file import Block
 from mlxd_worker.cache.base import Kind, RowId
+from mlxd_worker.cache.disk.prefixes import COPIED_NBYTES_S
 from mlxd_worker.cache.kept.snapshot import LayerState
 from tests.support.engines import Collected, TinyEngine, tiny_engine
-from tests.support.kept_on_disk import BLOCK_TOKENS, disk_of, engine_with_disk
+from tests.support.kept_on_disk import BLOCK_TOKENS, SettledTier, disk_of, engine_with_disk
 from tests.support.remembering import MEMORIES, answer_of, tokens_of
 
 PROMPT = tokens_of(1, 100)
@@ -245,3 +246,24 @@ def test_steps_that_put_a_block_make_no_disk_late(standard: Path, tmp_path: Path
 
         assert clock.now_s > 0
         assert (sink.ids, answer_of(sink).cached) == (cold_ids(standard, PROMPT), WHOLE)
+
+
+@pytest.mark.parametrize("beside", [False, True])
+@pytest.mark.parametrize("on_cpu", [False, True])
+def test_only_beside_rows_on_a_cpu_are_blocks_written_with_pauses(
+    standard: Path, tmp_path: Path, *, beside: bool, on_cpu: bool
+) -> None:
+    """Elsewhere nobody shares the cores with the thread that writes."""
+    with engine_with_disk(
+        standard, tmp_path / "blocks", disk_options={"make_tier": SettledTier}
+    ) as first:
+        disk = disk_of(first)
+        disk.copied_nbytes_s = COPIED_NBYTES_S if on_cpu else None
+        tend = disk.tend
+        disk.tend = lambda *, idle: tend(idle=not beside)  # type: ignore[method-assign]
+        for _ in range(2):
+            first.alone(PROMPT)
+        while disk.pending:
+            disk.tend(idle=False)
+        assert isinstance(disk.tier, SettledTier)
+        assert set(disk.tier.gentle) == {beside and on_cpu}

@@ -209,7 +209,7 @@ class Limited(PackedLinear):
         return self.most
 
 
-def limited(most: int) -> Limited:
+def limit(most: int) -> Limited:
     """Return such a weight."""
     words, scales, offsets = mx.quantize(mx.zeros((32, 64)), 64, 4)
     return Limited(words, scales, offsets, Packing(64, 4), most=most)
@@ -219,8 +219,8 @@ def test_a_model_unpacks_from_where_its_first_weight_is() -> None:
     """Of parts in any depth; numbers never are, nor are experts as a whole."""
     plain = Linear(mx.zeros((32, 64)))
 
-    assert packed_rows_least((limited(512), SideBySide((plain, limited(128))), plain)) == 128
-    assert packed_rows_least((plain, SideBySide((plain, limited(512))))) == 512
+    assert packed_rows_least((limit(512), SideBySide((plain, limit(128))), plain)) == 128
+    assert packed_rows_least((plain, SideBySide((plain, limit(512))))) == 512
     assert packed_rows_least(((plain,), None)) is None
     words, scales, offsets = mx.quantize(mx.zeros((2, 32, 64)), 64, 4)
     assert packed_rows_least(PackedExpertLinear(words, scales, offsets, Packing(64, 4))) is None
