@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from mlxd_shared.blocks.block_file import encode
-from mlxd_worker.cache.disk.pauses import SPARE, Pauses
+from mlxd_shared.blocks.store import BlockStore
+from mlxd_worker.cache.disk.pauses import PAUSE_S_MAX, SPARE, Pauses
 from mlxd_worker.cache.disk.tier import BlockTier
-from tests.shared.blocks.made_blocks import chain_of, contents_of, open_blocks
+from tests.shared.blocks.made_blocks import AMPLE, chain_of, contents_of, open_blocks
 
 CHAIN = chain_of(3, 6)
 WAIT_S = 60.0
-AGE_S = 1e6
 
 
 class Clock:
-    """A clock that a test winds, and that may go on by itself each time it is read."""
+    """A clock that a test winds."""
 
-    def __init__(self, *, steps_s: float = 0.0) -> None:
+    def __init__(self) -> None:
         self.now_s = 0.0
-        self._steps_s = steps_s
 
     def __call__(self) -> float:
         """Return the time."""
-        self.now_s += self._steps_s
         return self.now_s
 
 
@@ -36,13 +38,13 @@ def test_a_pause_is_by_the_work_before_it() -> None:
         clock.now_s += seconds
 
     pauses = Pauses(clock=clock, rest=rest)
-    for work_s in (1.0, 3.0):
+    for work_s in (2**-8, 2**-7):
         clock.now_s += work_s
         pauses()
 
-    assert rests == [SPARE * 1.0, SPARE * 3.0]
+    assert rests == [SPARE * 2**-8, SPARE * 2**-7]
     assert pauses.rested_s == sum(rests)
-    assert clock.now_s - pauses.rested_s == 4.0
+    assert clock.now_s - pauses.rested_s == 3 * 2**-8
 
 
 def test_pauses_are_between_the_parts_of_a_block(tmp_path: Path) -> None:
@@ -57,15 +59,59 @@ def test_pauses_are_between_the_parts_of_a_block(tmp_path: Path) -> None:
     store.close()
 
 
-def test_whoever_waits_for_the_disk_waits_for_no_pause(tmp_path: Path) -> None:
-    """On this clock each would take a month: a flush, a budget and an end let them be left out."""
-    store = open_blocks(tmp_path / "b")
-    tier = BlockTier(store, clock=Clock(steps_s=AGE_S))
-    for block in CHAIN:
-        tier.write(block, gently=True)
-    assert tier.flush(timeout_s=WAIT_S)
-    assert all(store.nbytes_of(block.id) for block in CHAIN)
+def test_a_slow_disk_is_given_no_longer_pauses() -> None:
+    """It takes no processor while it is waited for."""
+    clock, rests = Clock(), list[float]()
+    pauses = Pauses(clock=clock, rest=rests.append)
+    clock.now_s += 60.0
+    pauses()
 
-    tier.write(chain_of(4, 6)[3], gently=True)
+    assert rests == [PAUSE_S_MAX]
+
+
+class Resting(BlockTier):
+    """A tier whose pauses do not end by themselves; says when it is in one."""
+
+    def __init__(self, store: BlockStore) -> None:
+        self.rests = threading.Event()
+        super().__init__(store)
+
+    def _rest(self, seconds: float) -> None:
+        self.rests.set()
+        super()._rest(10 * WAIT_S)
+
+
+def wait_for_all(tier: BlockTier) -> None:
+    """Wait until all is written, as somebody does who has a use for it."""
+    assert tier.flush(timeout_s=WAIT_S)
+
+
+def wait_for_room(tier: BlockTier) -> None:
+    """Wait until more can be handed over, as a cache does that is saved."""
+    with tier.hurry():
+        while tier.is_writing(CHAIN[0].id):
+            tier.wait()
+
+
+def change_the_budget(tier: BlockTier) -> None:
+    """Have the store keep to another budget, and wait until it does."""
+    applied = threading.Event()
+    tier.set_budget(AMPLE, applied.set)
+    assert applied.wait(WAIT_S)
+
+
+@pytest.mark.parametrize("hurry", [wait_for_all, wait_for_room, change_the_budget])
+def test_whoever_waits_for_the_disk_waits_for_no_pause(
+    hurry: Callable[[BlockTier], None], tmp_path: Path
+) -> None:
+    """What is written then goes on at once; an end is such a wait too."""
+    tier = Resting(open_blocks(tmp_path / "b"))
+    tier.write(CHAIN[0], gently=True)
+    assert tier.rests.wait(WAIT_S)
+    hurry(tier)
+
+    tier.rests.clear()
+    tier.write(CHAIN[1], gently=True)
+    assert tier.rests.wait(WAIT_S)
     tier.close(timeout_s=WAIT_S)
     assert not any(thread.is_alive() for thread in tier._threads)

@@ -180,22 +180,61 @@ def test_what_arrived_and_was_not_taken_gives_its_room_back(make_tier: MakeTier)
     assert len(take_all(tier, tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S))) == len(IDS)
 
 
-def test_lateness_is_by_the_clock(make_tier: MakeTier, watch: Watch) -> None:
-    """A reading is over when its time is, though not before what has arrived is taken."""
+def test_a_disk_that_takes_too_long_is_late(make_tier: MakeTier, watch: Watch) -> None:
+    """A reading is over then, though not before what has arrived is taken."""
     now_s = 0.0
     tier = make_tier(clock=lambda: now_s, in_flight_nbytes=1)
     write_all(tier)
     reading = tier.read(IDS, nbytes=NBYTES, patience_s=5.0)
     while not reading.arrived:
         tier.wait()
-    now_s = 5.1
-
-    assert not tier.is_over(reading)
     watch.go_on.clear()
     watch.entered.clear()
     assert tier.take(reading) is not None
     assert watch.entered.wait(WAIT_S)
+    assert not tier.is_over(reading)
+    now_s = 5.1
+
     assert tier.is_over(reading)
+    other = tier.read(IDS, nbytes=NBYTES, patience_s=5.0)
+    assert not tier.is_over(other)
+    now_s = 10.3
+    assert tier.is_over(other), "it waits for a disk that hangs, though not for its own block"
+    watch.go_on.set()
+
+
+def test_what_waits_for_the_engine_makes_no_disk_late(make_tier: MakeTier) -> None:
+    """However long steps are, and whoever is behind others: both have all of their blocks."""
+    now_s = 0.0
+    tier = make_tier(clock=lambda: now_s, read_ahead_nbytes=1)
+    write_all(tier)
+    readings = [tier.read(IDS, nbytes=NBYTES, patience_s=5.0) for _ in range(2)]
+
+    for reading in readings:
+        for _ in IDS:
+            while not reading.arrived:
+                tier.wait()
+            now_s += 60.0
+            assert not tier.is_over(reading)
+            assert tier.take(reading) is not None
+        assert tier.is_over(reading)
+
+
+def test_readings_have_turns(make_tier: MakeTier, watch: Watch) -> None:
+    """Each has a block that waits for it, whatever the first one does with its own."""
+    tier = make_tier(read_ahead_nbytes=1)
+    write_all(tier)
+    first, second = (tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S) for _ in range(2))
+    while not (first.arrived and second.arrived):
+        tier.wait()
+
+    assert watch.seen == [0, 0]
+    for _ in IDS:
+        while not second.arrived:
+            tier.wait()
+        assert tier.take(second) is not None
+    assert tier.is_over(second)
+    assert len(first.arrived) == 1
 
 
 def test_a_reader_that_fails_holds_nobody_up(make_tier: MakeTier, watch: Watch) -> None:

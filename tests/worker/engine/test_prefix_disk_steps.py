@@ -12,9 +12,11 @@ from pathlib import Path
 import pytest
 
 from mlxd_shared.blocks.block_file import Block
+from mlxd_shared.blocks.policy import Rates, read_s
 from mlxd_worker.cache.base import Kind, RowId
-from mlxd_worker.cache.disk.prefixes import COPIED_NBYTES_S
+from mlxd_worker.cache.disk.prefixes import COPIED_NBYTES_S, PUT_NBYTES_S
 from mlxd_worker.cache.kept.snapshot import LayerState
+from mlxd_worker.cache.prefix.trie_node import key_of
 from tests.support.engines import Collected, TinyEngine, tiny_engine
 from tests.support.kept_on_disk import BLOCK_TOKENS, SettledTier, disk_of, engine_with_disk
 from tests.support.remembering import MEMORIES, answer_of, tokens_of
@@ -154,6 +156,29 @@ def test_rows_that_read_share_what_a_step_may_put_back(standard: Path, tmp_path:
 
             assert set(puts.layers) == {1}
             assert [sink.ids for sink in sinks] == [cold_ids(standard, p) for p in (PROMPT, other)]
+            assert [answer_of(sink).cached for sink in sinks] == [
+                WHOLE,
+                69 // BLOCK_TOKENS * BLOCK_TOKENS,
+            ]
+
+
+def test_beside_rows_a_prompt_is_read_where_putting_it_back_pays(
+    standard: Path, tmp_path: Path
+) -> None:
+    """A disk is no quicker than the steps into which its blocks go."""
+    write_prompt(standard, tmp_path)
+    with engine_with_disk(standard, tmp_path) as tiny:
+        disk, key = disk_of(tiny), key_of(PROMPT)
+        store = disk.tier.store
+        rates = (Rates(), Rates(read_nbytes_s=PUT_NBYTES_S))
+        block_s = [read_s(each, store.nbytes // len(store)) for each in rates]
+        disk.token_s, disk.put_nbytes_s = sum(block_s) / 2 / BLOCK_TOKENS, PUT_NBYTES_S
+
+        reading = disk.find(key, start=0, limit=WHOLE)
+        assert reading is not None
+        disk.tier.cancel(reading)
+        disk.beside_rows = True
+        assert disk.find(key, start=0, limit=WHOLE) is None
 
 
 def test_steps_stay_ahead_while_a_row_waits(standard: Path, tmp_path: Path) -> None:
@@ -225,27 +250,6 @@ def test_a_read_that_is_late_is_given_up_behind_a_block(standard: Path, tmp_path
         gate.go_on.set()
 
         assert (sink.ids, answer_of(sink).cached) == (cold_ids(standard, PROMPT), BLOCK_TOKENS)
-
-
-def test_steps_that_put_a_block_make_no_disk_late(standard: Path, tmp_path: Path) -> None:
-    """However long they take: while a part of a block is left nobody waits for the disk."""
-    write_prompt(standard, tmp_path)
-    clock, gate = Clock(), Gate(depth=1)
-    options = {"check": gate, "clock": clock}
-    with engine_with_disk(standard, tmp_path, disk_options=options) as tiny, decoding(tiny):
-        disk_of(tiny).put_nbytes_s = 0
-        puts = Puts(tiny)
-        _, sink = tiny.submit(PROMPT)
-        while sum(puts.layers) < layers_of(tiny):
-            clock.now_s += 1e9 if puts.layers else 0.0
-            puts.step()
-        puts.step()
-        assert tiny.prefix.waiting, "the next block is not late yet"
-        gate.go_on.set()
-        puts.run(sink)
-
-        assert clock.now_s > 0
-        assert (sink.ids, answer_of(sink).cached) == (cold_ids(standard, PROMPT), WHOLE)
 
 
 @pytest.mark.parametrize("beside", [False, True])

@@ -213,8 +213,9 @@ def test_a_pass_has_one_of_few_numbers_of_tokens(model: Model) -> None:
     rows = [pair.join(number, 64) for number in range(2)]
     places = [pair.caches.table.place(row) for row in rows]
 
-    layout = lay_tokens(places, (40, 6), (3, 2), slots=ROWS_MAX, most=5)
+    layout = lay_tokens(places, (40, 6), (3, 2), slots=ROWS_MAX, most=64)
 
+    assert lay_tokens(places, (40, 6), (3, 2), slots=ROWS_MAX, most=63) is None, "with copies 64"
     assert layout is not None
     assert layout.source is not None
     assert mx.array_equal(layout.positions[:6], mx.array([37, 38, 39, 4, 5, 4]))

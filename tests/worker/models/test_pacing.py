@@ -5,7 +5,9 @@ from __future__ import annotations
 import mlx.core as mx
 
 from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
-from mlxd_worker.models.weights.pacing import LayerPacer
+from mlxd_worker.cache.layers.tokens import TOKEN_SIZES
+from mlxd_worker.kernels.packed.product import BLOCK_ROWS_MAX, PACKED_ROWS_MAX
+from mlxd_worker.models.weights.pacing import LayerPacer, traced_tokens_max
 
 LAYERS = 9
 
@@ -41,3 +43,10 @@ def test_no_more_layers_are_under_way_than_the_fit_reckons_with() -> None:
 def test_what_is_not_unpacked_is_computed_as_a_whole() -> None:
     """Nothing is begun before the pass is."""
     assert follow(unpacks=False) == []
+
+
+def test_passes_are_traced_where_a_chunk_stays_packed() -> None:
+    """Others would read prompts one by one that are faster together, unpacked once."""
+    assert traced_tokens_max(None) == TOKEN_SIZES[-1]
+    assert traced_tokens_max(BLOCK_ROWS_MAX) == BLOCK_ROWS_MAX
+    assert traced_tokens_max(PACKED_ROWS_MAX) == 0

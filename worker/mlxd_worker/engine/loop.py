@@ -234,7 +234,7 @@ class Engine:
                 text = TextStream(self._make_decoder(request), request.stop)
                 row = Row(row_id, request, text, self.limits.context_length)
             except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-                self._caches.leave(row_id)
+                self._caches.leave(row_id, sound=False)
                 request.sink.put(failure_of(request, error))
                 continue
             self._rows[request.stream] = row

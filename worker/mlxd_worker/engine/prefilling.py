@@ -20,7 +20,7 @@ Invariants:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Final
 
@@ -109,16 +109,18 @@ class Prefill:
         self._attended = Attended()
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
 
-    def receive(self, rows: Iterable[Row]) -> None:
+    def receive(self, rows: Collection[Row]) -> None:
         """Put in what has arrived from the disk, before anything else of a step.
 
         A row starts where it stands when no more comes for it.
         """
+        disk = self._prefix.disk
+        if disk is None:
+            return
+        disk.beside_rows = any(row.offset >= row.decodes_from for row in rows)
         if not self._prefix.waiting:
             return
-        disk, nbytes_max, put_nbytes = self._prefix.disk, None, 0
-        if disk is not None and any(row.offset >= row.decodes_from for row in rows):
-            nbytes_max = disk.put_nbytes_max
+        nbytes_max, put_nbytes = disk.put_nbytes_max, 0
         for row in [row for row in rows if row.id in self._prefix.waiting]:
             if nbytes_max is None:
                 self._prefix.receive(row.id)

@@ -57,7 +57,7 @@ def warm_shapes(model: Passes, caches: RowCaches, *, compiled: CompiledModel | N
                 batch = Batch.prefill([0], 1, _ROW)
                 hidden = compiled.forward(batch, caches, lone_row=False)
                 mx.eval(compiled.logits(hidden), caches.state())
-        caches.leave(_ROW)
+        caches.leave(_ROW, sound=False)
     _warm_wrapped(model, caches, [shape.width for shape in shapes if shape.width > WIDE_WIDTH])
     if reads_together(model.capabilities, caches):
         _warm_company(model, caches)
@@ -91,12 +91,12 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
         causal=all(isinstance(layer, KVCache) and layer.copies for layer in caches.layers),
     )
     for begin, width in chunks:
-        caches.leave(_ROW)
+        caches.leave(_ROW, sound=False)
         caches.rehearse(_ROW, capacity=table.classes[-1], slots=table.rows_max)
         caches.contents.appending(_ROW, 0, begin)
         hidden = model.forward(Batch.prefill([0] * width, begin, _ROW), caches)
         mx.eval(hidden, caches.state())
-    caches.leave(_ROW)
+    caches.leave(_ROW, sound=False)
     return len(chunks) + len(prompts) + len(slot_sizes(table.rows_max))
 
 
@@ -147,7 +147,7 @@ def _warm_company(model: Passes, caches: RowCaches) -> None:
         batch = Batch.chunks([([0] * count, 0, row) for row, count in chunks])
         mx.eval(model.forward(batch, caches), caches.state())
         for row in rows:
-            caches.leave(row)
+            caches.leave(row, sound=False)
 
 
 def _warm_wrapped(model: Passes, caches: RowCaches, widths: list[int]) -> None:
@@ -165,7 +165,7 @@ def _warm_wrapped(model: Passes, caches: RowCaches, widths: list[int]) -> None:
         offset = _run(model, caches, wide, offset=offset)
     for width in sorted(set(widths)):
         offset = _run(model, caches, AttentionShape(capacity, 1, width), offset=offset)
-    caches.leave(_ROW)
+    caches.leave(_ROW, sound=False)
 
 
 def _run_wide(model: Passes, caches: RowCaches, shape: AttentionShape) -> None:
@@ -179,7 +179,7 @@ def _run_wide(model: Passes, caches: RowCaches, shape: AttentionShape) -> None:
         rows=(_ROW, _OTHER),
     )
     mx.eval(model.logits(model.forward(batch, caches)), caches.state())
-    caches.leave(_OTHER)
+    caches.leave(_OTHER, sound=False)
 
 
 def _run(model: Passes, caches: RowCaches, shape: AttentionShape, *, offset: int) -> int:

@@ -28,6 +28,7 @@ HEADERS: Final = "".join(f"#include <{header}>\n" for header in HEADER_FILES)
 """What every kernel of ours includes."""
 
 _LIBRARY: Final = "libnvrtc.so"
+_BUILTINS: Final = "libnvrtc-builtins*"
 _MAPS: Final = Path("/proc/self/maps")
 _PROBE: Final = f'{HEADERS}extern "C" __global__ void probe() {{}}\n'
 _MAJOR, _MINOR, _SHARED_OPT_IN = 75, 76, 97
@@ -89,11 +90,11 @@ class Nvrtc:
             f"--gpu-architecture={architecture}".encode(),
             f"--include-path={include}".encode(),
         )
-        self._toolchain = f"{architecture}\n{installed}"
+        self._toolchain = b"\n".join((*self._options, installed.encode())).decode()
 
     @property
     def toolchain(self) -> str:
-        """The architecture, and what is installed."""
+        """The options, the architecture among them, and what is installed."""
         return self._toolchain
 
     def compile(self, source: str, *, name: str) -> bytes:
@@ -152,7 +153,7 @@ def make_compiler(
     in the midst of a step: a kernel with scalars is compiled by nobody else.
     """
     try:
-        installed = describe_files((path, *(include / header for header in HEADER_FILES)))
+        installed = describe_files(files_of(path, include))
         compiler = Nvrtc(
             load(str(path)), include=include, architecture=architecture, installed=installed
         )
@@ -161,6 +162,16 @@ def make_compiler(
         _log.warning("MLX compiles the kernels", library=str(path), problem=str(error))
         return None
     return compiler
+
+
+def files_of(library: Path, include: Path) -> list[Path]:
+    """Return the files that decide what a source becomes; any of the headers may be missing.
+
+    Beside the library lie its built-in functions, beside a header what that includes.
+    """
+    headers = [include / name for name in HEADER_FILES]
+    bodies = [path for header in headers if (path := header.with_suffix(".hpp")).exists()]
+    return [library, *sorted(library.parent.glob(_BUILTINS)), *headers, *bodies]
 
 
 def describe_files(paths: Iterable[Path]) -> str:

@@ -7,7 +7,6 @@ Invariants:
 - Entries may be put back in parts, layer by layer, so that no step is longer by a block. A state
   goes in at once: half of one is none.
 - What is put back is copied into the row; nothing else of it is held but one block's bytes.
-- While a part of a block is left to be put, nobody waits for the disk: its deadline moves on.
 - Engine thread only.
 """
 
@@ -36,8 +35,6 @@ class Arrivals:
         """What of the block that is being put back is still to be put."""
         self._stop = 0
         """Where that block ends."""
-        self._left_since_s = 0.0
-        """When something was left of it."""
 
     @property
     def is_over(self) -> bool:
@@ -45,14 +42,11 @@ class Arrivals:
         return not self._left and self._disk.tier.is_over(self._reading)
 
     def put_back(self, row: RowId, *, nbytes_max: int | None) -> int:
-        """Put back the next block that has arrived, or go on with it; return of how many bytes.
+        """Put back the next block that has arrived, or go on with it; return how many bytes.
 
         nbytes_max: so much of entries is put at most, or one layer's; None: all of the block's.
         """
-        clock = self._disk.tier.clock
-        if self._left:
-            self._reading.deadline_s += clock() - self._left_since_s
-        else:
+        if not self._left:
             block = self._disk.tier.take(self._reading)
             if block is None:
                 return 0
@@ -62,7 +56,6 @@ class Arrivals:
                 return block.nbytes
             self._left.extend(split_by_layer(block, self._disk.shapes).items())
         put_nbytes = self._put_entries(row, nbytes_max)
-        self._left_since_s = clock()
         if not self._left and not self._disk.needs_states:
             moved = self._contents.restore(row, (), self._stop)
             assert moved, "every layer has been put as far"
@@ -74,7 +67,7 @@ class Arrivals:
         self._left.clear()
 
     def _put_entries(self, row: RowId, nbytes_max: int | None) -> int:
-        """Put the next layers' entries ahead of the row; return of how many bytes they are.
+        """Put the next layers' entries ahead of the row; return how many bytes they are.
 
         nbytes_max: as `put_back`.
         """

@@ -9,6 +9,9 @@ SPARE: Final = 4
 """A pause is as many times as long as the piece of work before it: a fifth of a processor is taken.
 Beside rows a block of 8 MiB comes every sixteen steps, and is written in one to two of them."""
 
+PAUSE_S_MAX: Final = 0.1
+"""A disk that is slow takes no processor meanwhile."""
+
 
 class Pauses:
     """Pauses in one thread's work. Called between pieces."""
@@ -24,6 +27,6 @@ class Pauses:
     def __call__(self) -> None:
         """Pause, by how long the last piece took."""
         ended_s = self._clock()
-        self._rest(SPARE * (ended_s - self._began_s))
+        self._rest(min(SPARE * (ended_s - self._began_s), PAUSE_S_MAX))
         self._began_s = self._clock()
         self.rested_s += self._began_s - ended_s

@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from mlxd_shared.blocks.block_file import Block, BlockId, Part, Tensor
@@ -56,7 +56,7 @@ in a step of 10 ms, which is less than a twentieth of it."""
 
 PUT_NBYTES_S: Final = 100 << 20
 """Of blocks, put back into a row beside others in a second of their steps, where a CPU computes
-both: 2 MiB in a step of 10 ms, which is a tenth of it."""
+both: 1 MiB in a step of 10 ms, a twentieth of it."""
 
 Trie = PrefixTrie[Kind, Snapshot]
 
@@ -87,6 +87,8 @@ class PrefixDisk:
         all of a block in one step."""
         self.put_nbytes_s = PUT_NBYTES_S if runs_cpu() else None
         """The same of what is put back into rows, one layer a step at least; None: a block each."""
+        self.beside_rows = False
+        """Whether others decode, so that a prompt is put back no faster than `put_nbytes_s`."""
         self._tended_s = tier.clock()
         self._step_s = 0.0
         """What the last step took."""
@@ -109,8 +111,10 @@ class PrefixDisk:
 
     @property
     def put_nbytes_max(self) -> int | None:
-        """How much of blocks a step may put into rows beside others; None: one into each."""
-        return None if self.put_nbytes_s is None else int(self.put_nbytes_s * self._step_s)
+        """How much of blocks a step may put into rows; None: one into each."""
+        if self.put_nbytes_s is None or not self.beside_rows:
+            return None
+        return int(self.put_nbytes_s * self._step_s)
 
     @property
     def pending(self) -> bool:
@@ -145,6 +149,8 @@ class PrefixDisk:
             offer = Offer(stop, total, len(needed) + len(ends))
             ways[offer] = (len(needed), tuple(ends))
         rates = self.tier.rates(self.token_s)
+        if self.put_nbytes_s is not None and self.beside_rows:
+            rates = replace(rates, read_nbytes_s=min(rates.read_nbytes_s, PUT_NBYTES_S))
         chosen = choose_offer(rates, start, tuple(ways))
         if chosen is None:
             return None
@@ -204,9 +210,10 @@ class PrefixDisk:
         for node in sorted(nodes, key=lambda node: -node.passed.last):
             if len(self._wanted) < WANTED_MAX:
                 self._want(node.key(), leaving=True)
-        while self.pending and self.tier.clock() < until_s:
-            self.tend(idle=True)
-        done = self.tier.flush(timeout_s=max(until_s - self.tier.clock(), 0.0))
+        with self.tier.hurry():
+            while self.pending and self.tier.clock() < until_s:
+                self.tend(idle=True)
+            done = self.tier.flush(timeout_s=max(until_s - self.tier.clock(), 0.0))
         if self._wanted or not done:
             _log.warning("left blocks unwritten", count=len(self._wanted), timeout_s=timeout_s)
         self._forget_wanted()

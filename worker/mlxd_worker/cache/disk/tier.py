@@ -3,10 +3,13 @@
 Invariants:
 - The engine never waits for the disk: it hands a block over where there is room for its bytes, and
   takes what has arrived. Only where no row has anything else to do does it wait, for `WAIT_S`.
-- What waits to be written is at most `in_flight_nbytes`, what was read and not taken also at most
-  `read_ahead_nbytes`, or one block each. Whoever reads has a thread of his own: a read never waits
-  for a write.
-- A reading gives its blocks in order, up to the first that is missing.
+- What waits to be written is at most `in_flight_nbytes`, and so is what was read and not taken; of
+  that each reading has `read_ahead_nbytes` at most. Or it is one block. Whoever reads has a thread
+  of his own: a read never waits for a write.
+- A reading gives its blocks in order, up to the first that is missing. Readings have turns, a block
+  each.
+- A reading is late by the time in which the thread has read, its own blocks or others'. While what
+  was read waits for the engine, nobody waits for the disk.
 - Both threads end with `close`, or with the process: what they are at is then not there.
 - A thread that fails ends with a line in the log. Nobody waits for what it would have done: a
   reading is over, a write is not.
@@ -17,7 +20,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Final
 
@@ -56,18 +60,23 @@ _log = get_logger("prefix disk")
 class Reading:
     """Blocks that are wanted of the disk, in order. Its tier's affair but for the deadline."""
 
-    def __init__(self, blocks: Sequence[BlockId], *, nbytes: int, deadline_s: float) -> None:
-        """Ask for `blocks`; after `deadline_s`, on the tier's clock, nobody waits for them.
+    def __init__(self, blocks: Sequence[BlockId], *, nbytes: int, late_s: float) -> None:
+        """Ask for `blocks`; nobody waits for them once the tier has read for `late_s` in all.
 
         nbytes: how large their files are.
         """
         self.nbytes = nbytes
-        self.deadline_s = deadline_s
+        self.late_s = late_s
         self.waiting = deque(blocks)
         self.arrived: deque[Block] = deque()
         self.is_read = False
         """Whether a thread is at one of the blocks."""
         self.is_wanted = True
+
+    @property
+    def ahead_nbytes(self) -> int:
+        """What has arrived and was not taken."""
+        return sum(block.nbytes for block in self.arrived)
 
 
 class BlockTier:
@@ -85,13 +94,17 @@ class BlockTier:
         self.store = store
         self.clock = clock
         self._in_flight_nbytes = in_flight_nbytes
-        self._read_ahead_nbytes = min(in_flight_nbytes, read_ahead_nbytes)
+        self._read_ahead_nbytes = read_ahead_nbytes
         self._change = threading.Condition()
         self._writes: deque[tuple[Block, bool]] = deque()
         """What waits, and whether it is written with pauses."""
         self._write_nbytes = 0
         self._readings: deque[Reading] = deque()
         self._read_nbytes = 0
+        self._reading_s = 0.0
+        """For how long blocks have been read in all, the one under way apart."""
+        self._reading_since_s: float | None = None
+        """When that one was begun; None: there is none."""
         self._budget_nbytes: int | None = None
         """What the store may take from now on; None: as before."""
         self._applied: list[Callable[[], None]] = []
@@ -100,7 +113,7 @@ class BlockTier:
         self._survey_at_s = clock() + SURVEY_S
         self._closed = False
         self._hurries = 0
-        """How many wait until everything is written."""
+        """How many wait for what is written."""
         self._failed: set[str] = set()
         """Names of threads that a fault has ended."""
         self._read_rate, self._write_rate = Meter(), Meter()
@@ -164,10 +177,10 @@ class BlockTier:
     def read(self, blocks: Sequence[BlockId], *, nbytes: int, patience_s: float) -> Reading:
         """Begin to read blocks, `nbytes` in all; `take` gives them, in order.
 
-        After `patience_s` what has not arrived will not come any more.
+        What has not arrived once blocks were read for `patience_s` will not come any more.
         """
-        reading = Reading(blocks, nbytes=nbytes, deadline_s=self.clock() + patience_s)
         with self._change:
+            reading = Reading(blocks, nbytes=nbytes, late_s=self._read_for_s() + patience_s)
             self._readings.append(reading)
             self._change.notify_all()
         return reading
@@ -184,8 +197,8 @@ class BlockTier:
 
     def is_over(self, reading: Reading) -> bool:
         """Tell whether everything that will come has been taken, or it is too late for the rest."""
-        late = self.clock() > reading.deadline_s
         with self._change:
+            late = self._read_for_s() > reading.late_s
             if reading.arrived:
                 return False
             ended = self._closed or _READER in self._failed
@@ -208,14 +221,23 @@ class BlockTier:
 
     def flush(self, *, timeout_s: float) -> bool:
         """Wait until everything is written; False where that takes too long, or cannot be."""
-        with self._change:
-            self._hurries += 1
-            self._change.notify_all()
+        with self.hurry(), self._change:
             self._change.wait_for(
                 lambda: not self._writes or _WRITER in self._failed, timeout=timeout_s
             )
-            self._hurries -= 1
             return not self._writes
+
+    @contextmanager
+    def hurry(self) -> Iterator[None]:
+        """Have nothing written with pauses meanwhile: somebody waits for it."""
+        with self._change:
+            self._hurries += 1
+            self._change.notify_all()
+        try:
+            yield
+        finally:
+            with self._change:
+                self._hurries -= 1
 
     def close(self, *, timeout_s: float) -> None:
         """Let both threads end with what they are at, wait so long, close the store; idempotent.
@@ -323,10 +345,14 @@ class BlockTier:
                     return
                 wanted = reading.waiting.popleft()
                 reading.is_read = True
-            started_s = self.clock()
+                self._readings.remove(reading)
+                self._readings.append(reading)
+                self._reading_since_s = started_s = self.clock()
             block = self.store.read(wanted)
-            elapsed_s = self.clock() - started_s
             with self._change:
+                elapsed_s = self.clock() - started_s
+                self._reading_s += elapsed_s
+                self._reading_since_s = None
                 reading.is_read = False
                 if block is None:
                     reading.waiting.clear()
@@ -337,9 +363,14 @@ class BlockTier:
                 self._change.notify_all()
 
     def _next_reading(self) -> Reading | None:
-        """Return a reading of which a block may be read now, forgetting those before; locked."""
-        if self._read_nbytes >= self._read_ahead_nbytes:
+        """Return whose block may be read now, forgetting who wants no more; locked."""
+        if self._read_nbytes >= self._in_flight_nbytes:
             return None
-        while self._readings and not self._readings[0].waiting:
-            self._readings.popleft()
-        return self._readings[0] if self._readings else None
+        self._readings = deque(reading for reading in self._readings if reading.waiting)
+        ahead = self._read_ahead_nbytes
+        return next((each for each in self._readings if each.ahead_nbytes < ahead), None)
+
+    def _read_for_s(self) -> float:
+        """Return for how long blocks have been read in all; locked."""
+        since_s = self._reading_since_s
+        return self._reading_s + (0.0 if since_s is None else self.clock() - since_s)

@@ -70,12 +70,14 @@ def size_of(count: int, sizes: Sequence[int]) -> int | None:
 def is_read_in_place(lengths: Sequence[int], counts: Sequence[int], *, most: int) -> bool:
     """Tell whether a kernel is to read `counts` tokens of rows that then stand at `lengths`. Pure.
 
-    most: tokens that a pass may have where a row has several. Where each row has one it always is.
+    most: tokens that a pass may have where a row has several, copies included. Where each row has
+    one it always is.
     """
     if max(counts) == 1:
         return True
     reads = sum(own * end for own, end in zip(counts, lengths, strict=True))
-    return sum(counts) <= min(most, TOKEN_SIZES[-1]) and reads <= READS_MAX
+    flat = size_of(sum(counts), TOKEN_SIZES)
+    return flat is not None and flat <= most and reads <= READS_MAX
 
 
 def fill(count: int, flat: int, copied: int) -> list[int]:

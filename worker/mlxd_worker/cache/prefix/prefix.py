@@ -155,7 +155,7 @@ class PrefixCache:
         return lookup
 
     def receive(self, row: RowId, *, nbytes_max: int | None = None) -> int:
-        """Put of the next block for a row of `waiting` what may be put; return of how many bytes.
+        """Put as much of the next block for a row of `waiting` as may be; return how many bytes.
 
         nbytes_max: so much, or one layer's at least; None: all of it.
         """

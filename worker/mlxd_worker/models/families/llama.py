@@ -18,7 +18,6 @@ from mlxd_worker.cache.base import LayerCache
 from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kinds import AttentionCache, AttentionGeometry, as_attention
 from mlxd_worker.cache.layers.kv import KVCache
-from mlxd_worker.cache.layers.tokens import TOKEN_SIZES
 from mlxd_worker.kernels.decode_attention import serves
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Batch, Capabilities, plan_pass
@@ -30,6 +29,7 @@ from mlxd_worker.models.layers.llama_layers import (
     take_norm,
 )
 from mlxd_worker.models.weights.fused import add_projection, normed_times
+from mlxd_worker.models.weights.pacing import traced_tokens_max
 from mlxd_worker.models.weights.reader import Reader
 
 
@@ -69,7 +69,7 @@ class LlamaModel(Decoder[Layer]):
             stays_lazy=config.experts is None or not runs_cpu(),
             # Packed weights are unpacked a few layers at a time.
             joins_passes=most is None,
-            flat_tokens_max=TOKEN_SIZES[-1] if most is None else most,
+            flat_tokens_max=traced_tokens_max(most),
             reads_chunks=True,
             turns_apart=any(kind.sections for kind in kinds),
             decodes_in_place=self._in_place

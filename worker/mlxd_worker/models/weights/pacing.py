@@ -8,9 +8,22 @@ from typing import Final
 import mlx.core as mx
 
 from mlxd_models.sizes.weight_forms import UNPACKED_LAYERS
+from mlxd_shared.config import PREFILL_CHUNK_TOKENS
+from mlxd_worker.cache.layers.tokens import TOKEN_SIZES
 
 LAYERS_TOGETHER: Final = UNPACKED_LAYERS // 2
 """Layers that are computed while as many are put together."""
+
+
+def traced_tokens_max(packed_rows_max: int | None) -> int:
+    """Return up to how many tokens of prompts a pass is traced with; 0: none is.
+
+    packed_rows_max: how many rows stay packed; None: nothing is unpacked. Where that is less than a
+    chunk's tokens, prompts are read faster together, by weights that are unpacked once for all.
+    """
+    if packed_rows_max is None:
+        return TOKEN_SIZES[-1]
+    return packed_rows_max if packed_rows_max >= PREFILL_CHUNK_TOKENS else 0
 
 
 class LayerPacer:
