@@ -140,10 +140,12 @@ def test_another_device_library_or_header_is_another_toolchain(installed: Path) 
     first = toolchain()
     assert toolchain() == first
     seen = {first, toolchain("sm_90a")}
-    for number, path in enumerate((installed, *(installed.parent / name for name in HEADER_FILES))):
+    bodies = [str(Path(name).with_suffix(".hpp")) for name in HEADER_FILES]
+    beside = [installed.parent / name for name in (*HEADER_FILES, *bodies, "libnvrtc-builtins.so")]
+    for number, path in enumerate((installed, *beside)):
         path.write_text("later" * (number + 1))
         seen.add(toolchain())
-    assert len(seen) == 2 + 1 + len(HEADER_FILES)
+    assert len(seen) == 2 + 1 + len(beside)
 
 
 def test_the_library_is_the_one_that_is_loaded() -> None:
