@@ -110,9 +110,12 @@ def test_a_reading_ends_where_a_block_is_missing(make_tier: MakeTier) -> None:
     assert [block.id for block in taken] == IDS[:2]
 
 
-def test_no_more_is_read_than_there_is_room_for(make_tier: MakeTier, watch: Watch) -> None:
-    """A block beyond the bound waits until one has been taken."""
-    tier = make_tier(in_flight_nbytes=1)
+@pytest.mark.parametrize("bound", ["in_flight_nbytes", "read_ahead_nbytes"])
+def test_no_more_is_read_than_there_is_room_for(
+    make_tier: MakeTier, watch: Watch, bound: str
+) -> None:
+    """A block beyond either bound, of all readings or of each, waits until one has been taken."""
+    tier = make_tier(**{bound: 1})
     write_all(tier)
     reading = tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)
 
@@ -122,21 +125,6 @@ def test_no_more_is_read_than_there_is_room_for(make_tier: MakeTier, watch: Watc
         assert watch.seen == list(range(count))
         assert tier.take(reading) is not None
     assert tier.is_over(reading)
-
-
-def test_one_block_is_read_ahead_however_much_may_be_written(
-    make_tier: MakeTier, watch: Watch
-) -> None:
-    """A thread that reads on would be beside steps that take one block after another."""
-    tier = make_tier(read_ahead_nbytes=1)
-    write_all(tier)
-    reading = tier.read(IDS, nbytes=NBYTES, patience_s=WAIT_S)
-
-    for count in range(1, len(IDS) + 1):
-        while not reading.arrived:
-            tier.wait()
-        assert watch.seen == list(range(count))
-        assert tier.take(reading) is not None
 
 
 def test_a_full_queue_of_writes_is_said(make_tier: MakeTier, tmp_path: Path) -> None:

@@ -153,7 +153,8 @@ class PackedHeadLinear(PackedWeight):
             factor = self.global_scale.reshape(-1, 1, 1) / NVFP4_FULL_SCALE
         # Without its global scale a product may be beyond float16.
         exact = self.dtype if factor is None else mx.float32
-        if (factor is not None and rows.dtype == mx.float16) or rows.shape[1] > self.rows_max:
+        unsafe = factor is not None and rows.dtype == mx.float16
+        if unsafe or not self.stays_packed(rows.shape[1]):
             weight = replace(self, global_scale=None).numbers(exact)
             weight = weight if factor is None else (weight * factor).astype(rows.dtype)
             return HeadLinear(weight, turned=self.turned)(rows)

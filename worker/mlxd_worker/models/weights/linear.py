@@ -14,7 +14,12 @@ from typing import Any, ClassVar, Self
 import mlx.core as mx
 
 from mlxd_models.families.common.packing import NVFP4_FULL_SCALE, Packing
-from mlxd_worker.kernels.packed.product import packed_product, packed_rows_max, unpack_weight
+from mlxd_worker.kernels.packed.product import (
+    PACKED_ROWS_MAX_CPU,
+    packed_product,
+    packed_rows_max,
+    unpack_weight,
+)
 from mlxd_worker.kernels.vector import Norm
 
 AddRanks = Callable[[mx.array], mx.array]
@@ -120,6 +125,13 @@ class PackedWeight(Weighted):
         how = layout_of(self.packing)
         return packed_rows_max(self.words, self.scales, self.offsets, **how)
 
+    def stays_packed(self, rows: int) -> bool:
+        """Return whether a product with so many rows leaves it packed.
+
+        With very few any does: in a step of one stream nothing else is asked.
+        """
+        return rows <= PACKED_ROWS_MAX_CPU or rows <= self.rows_max
+
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear(PackedWeight):
@@ -129,7 +141,7 @@ class PackedLinear(PackedWeight):
         """Map [M, inputs] to [M, outputs]; unpacks the weight where that is faster."""
         # Without its global scale a product may be beyond float16.
         unsafe = self.global_scale is not None and rows.dtype == mx.float16
-        if unsafe or rows.shape[0] > self.rows_max:
+        if unsafe or not self.stays_packed(rows.shape[0]):
             result = rows @ self.numbers(self.dtype).T
         else:
             result = self.product(rows)
