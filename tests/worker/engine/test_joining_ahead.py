@@ -45,7 +45,14 @@ def _traced_each_time() -> Iterator[None]:
 class Served:
     """An engine that is given a model and its caches."""
 
-    def __init__(self, model: Passes, caches: RowCaches, *, prefix_nbytes: int = 0) -> None:
+    def __init__(
+        self,
+        model: Passes,
+        caches: RowCaches,
+        *,
+        prefix_nbytes: int = 0,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self.stepper = choose(model, caches)
         self.prefix = PrefixCache(caches, budget_nbytes=prefix_nbytes)
         self.engine = Engine(
@@ -55,6 +62,7 @@ class Served:
             Limits(context_length=CONTEXT, rows_max=ROWS_MAX),
             stepper=self.stepper,
             prefix=self.prefix,
+            clock=clock,
         )
         self._streams = 0
 

@@ -138,6 +138,36 @@ def begin_beside_rows() -> Machine:
     return its
 
 
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize("factor", [0.1, 10.0])
+def test_passes_that_nobody_waits_for_are_learnt_from_steps(factor: float, late: int) -> None:
+    """Steps with prompts, on end or one by one, take longer; whether at once or in the next one."""
+    its = machine(token_s=1e-4, decode_s=0.02)
+    its.step(CHUNK, decoding=False)
+    its.step(0, decoding=True)
+    token_s = factor * its.token_s
+    behind = [0] * late
+    for tokens in ([64, 128, 0] + [100] * 11 + [0, 0]) * 6:
+        its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=tokens)
+        if tokens:
+            its.pacer.note_behind(tokens)
+        behind.append(tokens)
+        its.pacer.learn_step(its.decode_s + behind.pop(0) * token_s)
+
+    assert its.pacer.prefill_token_s == pytest.approx(token_s, rel=0.1)
+    assert its.pacer.decode_step_s == pytest.approx(its.decode_s, rel=0.01)
+
+
+def test_what_goes_behind_a_step_is_not_read_twice() -> None:
+    """It is no longer among what has been given out and is still to be read."""
+    its = begin_beside_rows()
+    its.pacer.chunk(60, its.now_s)
+    its.now_s += 0.03
+    assert its.pacer.over(its.now_s)
+    its.pacer.note_behind(60)
+    assert not its.pacer.over(its.now_s)
+
+
 def test_short_prompts_share_a_step() -> None:
     """Beside rows that decode, as many short prompts go together as there is time for."""
     its = begin_beside_rows()

@@ -119,6 +119,23 @@ def pair_of(case: Case, folder: Path, *, in_place: bool) -> Pair:
     return pair
 
 
+@pytest.mark.parametrize("name", ["windows-and-full", "yarn", "deep"])
+def test_a_step_takes_a_prompt_along_beside_rows_behind_images(name: str, tmp_path: Path) -> None:
+    """The rows turn by where they stand behind their images, the prompt by its positions."""
+    pair = pair_of(_BY_NAME[name], tmp_path / "model", in_place=True)
+    step = Batch.decode([44], [pair.offsets[SEEN]], [SEEN], shifts=[pair.shifts[SEEN]])
+    chunk = ((9, 17, 100, 4, 55), pair.offsets[TEXT], TEXT)
+    lengths = {SEEN: pair.offsets[SEEN] + 1, TEXT: pair.offsets[TEXT] + len(chunk[0])}
+    for caches in (pair.plain_caches, pair.caches):
+        caches.reserve_all(lengths)
+    apart = mx.concatenate(
+        [pair.model.forward(one, pair.plain_caches) for one in (step, Batch.prefill(*chunk))]
+    )
+    together = pair.compiled.forward(step.beside([chunk]), pair.caches)
+    assert pair.watched.traced[-1]
+    assert difference(pair.model.logits(apart), pair.model.logits(together)) < CLOSE
+
+
 @pytest.mark.parametrize("in_place", [True, False])
 @pytest.mark.parametrize("name", ["windows-and-full", "yarn", "deep"])
 def test_a_step_is_compiled_whoever_stands_elsewhere(

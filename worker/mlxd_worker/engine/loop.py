@@ -291,7 +291,7 @@ class Engine:
         self._tell(runs, now_s)
         self._go_on(now_s)
         self._decoded_s = self._clock()
-        if not carried:
+        if self._stepper.carries or not carried:
             self._pacer.learn_step(self._decoded_s - started_s)
 
     def _tell(self, runs: Sequence[Run], now_s: float) -> None:

@@ -40,6 +40,9 @@ BACKLOG_STEPS: Final = 6
 REMEMBERED: Final = 0.8
 """What a step's measurement leaves of those before it."""
 
+BEHIND_STEPS_MAX: Final = 8
+"""After so many steps on end with prompts that nobody waited for, what they took is learnt."""
+
 OUTLIER: Final = 4.0
 """A measurement counts as at most this multiple of the expectation."""
 
@@ -95,6 +98,12 @@ class Pacer:
         """Given out in this step, and not evaluated yet."""
         self._until_s: float | None = None
         self._gentle = False
+        self._behind_now = 0
+        """Prompt tokens of this step that nobody waits for."""
+        self._behind_tokens = 0
+        """Those of such steps on end of which nothing has been learnt yet."""
+        self._behind_s = 0.0
+        self._behind_steps = 0
 
     @property
     def chunk_tokens(self) -> int:
@@ -168,9 +177,29 @@ class Pacer:
         self._unread_tokens = max(self._unread_tokens - tokens, 0)
         self._prefill.add(tokens, max(seconds, 0.0))
 
+    def note_behind(self, tokens: int) -> None:
+        """Expect this step and the next to take longer: nobody waits for a pass over such tokens.
+
+        It goes behind the step under way, or with the one that is made up then.
+        """
+        self._unread_tokens = max(self._unread_tokens - tokens, 0)
+        self._behind_now += tokens
+
     def learn_step(self, seconds: float) -> None:
-        """Learn what one decode step took."""
-        self._decode.add(1.0, max(seconds, 0.0))
+        """Learn what one step took, for decoding and what was `note_behind` it."""
+        seconds, now = max(seconds, 0.0), self._behind_now
+        self._behind_now = 0
+        if not (now or self._behind_tokens) or not self._decode.work:
+            self._decode.add(1.0, seconds)
+            return
+        # A device may come to it a step later: what such steps took longer counts together.
+        self._behind_tokens += now
+        self._behind_s += max(seconds - self.decode_step_s, 0.0)
+        self._behind_steps += 1
+        if not now or self._behind_steps == BEHIND_STEPS_MAX:
+            self._prefill.add(self._behind_tokens, self._behind_s)
+            self._behind_tokens = self._behind_steps = 0
+            self._behind_s = 0.0
 
     def _whole_pass(self) -> int:
         """Return the most tokens of a step: what is read within the target, by what was measured.

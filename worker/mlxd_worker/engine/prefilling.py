@@ -137,6 +137,8 @@ class Prefill:
         Return what the decode step is to take along; call `carry` once that is evaluated.
         """
         joined = self._choose(rows)
+        if not joined and self._goes_along(self._company):
+            return self._hand_over()
         self._read()
         return joined
 
@@ -281,7 +283,7 @@ class Prefill:
         if not in_place:
             self._stepper.rest()
         inlays = () if self._gallery is None else self._gallery.inlays_of(company)
-        # Behind a step that is under way nobody waits, and nothing is learnt of what it takes.
+        # Behind a step that is under way nobody waits: what it takes, steps take longer.
         waits = not (in_place and self._stepper.ahead and self._pacer.prefill_token_s > 0.0)
         started_s = self._clock()
         prefill(self._model, self._caches, company, wait=waits, inlays=inlays)
@@ -290,6 +292,27 @@ class Prefill:
         read = sum(len(tokens) for _, tokens in company)
         if waits:
             self._pacer.learn_prefill(read, self._clock() - started_s)
+        else:
+            self._pacer.note_behind(read)
+
+    def _goes_along(self, company: Sequence[RowChunk]) -> bool:
+        """Tell whether the step that is made up next may take a pass's chunks along.
+
+        Only what is measured by then, and of rows that the step may draw first tokens for.
+        """
+        stepper = self._stepper
+        if not (company and stepper.carries and stepper.ahead and self._pacer.prefill_token_s):
+            return False
+        rows = [row for row, _ in company]
+        apart = [row for row in rows if row.request.images or row.advance is not None]
+        return not apart and all(row.foreseeable for row in rows) and self._reads_in_place(company)
+
+    def _hand_over(self) -> list[Carried]:
+        """Return what was to be read, for a step's pass, and forget it."""
+        company, self._company, self._attended = self._company, [], Attended()
+        self._coming.clear()
+        self._pacer.note_behind(sum(len(tokens) for _, tokens in company))
+        return [Carried(row, tuple(tokens)) for row, tokens in company]
 
     def _is_better_apart(self, chunk: RowChunk) -> bool:
         """Tell whether a chunk and those before it are too much for one pass in place.

@@ -12,7 +12,7 @@ Invariants:
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol, Self
 
 import mlx.core as mx
@@ -111,6 +111,24 @@ class Batch:
             offsets=mx.array([offset], dtype=mx.int32),
             lengths=(offset + len(tokens),),
             rows=(row,),
+        )
+
+    def beside(self, parts: Sequence[tuple[Sequence[int], int, RowId]]) -> Self:
+        """Return this batch of one token a row with other rows' next tokens, as of `chunks`."""
+        assert self.width == 1, "a decode step's"
+        assert not self.counts, "of no chunks"
+        along = type(self).chunks(parts)
+        turns = self.turns
+        if turns is not None:
+            turns = mx.concatenate([turns, along.offsets])
+        return replace(
+            along,
+            tokens=mx.concatenate([self.tokens, along.tokens]),
+            offsets=mx.concatenate([self.offsets, along.offsets]),
+            lengths=(*self.lengths, *along.lengths),
+            rows=(*self.rows, *along.rows),
+            counts=(*(1,) * len(self.rows), *along.counts),
+            turns=turns,
         )
 
     @classmethod

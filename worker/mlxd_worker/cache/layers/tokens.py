@@ -22,7 +22,7 @@ from mlxd_worker.cache.arenas.plan import Group, StepPlan
 from mlxd_worker.cache.base import ArenaId, Place, RowId
 from mlxd_worker.cache.layers.slots import ArenaShape, on_device
 
-TOKEN_SIZES: Final = (64, 128, 256, 512, 1024, 2048)
+TOKEN_SIZES: Final = (64, 128, 256, 384, 512, 768, 1024, 2048)
 """How many tokens a pass over several of a row may have, copies included."""
 
 READS_MAX: Final = 1 << 19

@@ -115,6 +115,11 @@ class Speculator:
         return self._plain.joins
 
     @property
+    def carries(self) -> bool:
+        """As the plain stepper: no step with guesses is made up ahead."""
+        return self._plain.carries
+
+    @property
     def ahead(self) -> bool:
         """As the plain stepper: a step with guesses is none."""
         return self._plain.ahead

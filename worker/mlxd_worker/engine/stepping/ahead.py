@@ -13,7 +13,9 @@ Invariants:
   token is left out of the next step. Whoever changes the caches' arrays otherwise calls `rest`
   first: what is under way refers to them. A row that is moved then takes along what is ahead.
 - Where prompts are written in place (`prompts_in_place`) a row joins a step that is made up ahead,
-  and draws its first token with it; elsewhere it has a pass of its own first.
+  and draws its first token with it; elsewhere it has a pass of its own first. The step's pass then
+  takes prompts along (`carries`), up to their last tokens: the weights are read once for both, and
+  the host prepares one pass. What does not fit goes before it, in a pass of its own.
 - What a row has written ahead lies beyond its offset until it is taken up, so a row that ends
   meanwhile leaves no trace of it.
 - The device is asked in the order in which its results are needed; nothing is asked twice.
@@ -30,13 +32,14 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.changes import wait_for_all
+from mlxd_worker.cache.layers.tokens import is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.columns import KeptColumns
 from mlxd_worker.engine.sampling.drawing import Drawn, draw_all, drawn_alone
 from mlxd_worker.engine.sampling.sampler import needs_second_look, sample
 from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
-from mlxd_worker.engine.stepping.forward import decode, make_ready
+from mlxd_worker.engine.stepping.forward import decode, make_ready, prefill
 from mlxd_worker.models.base import Batch, Passes
 
 
@@ -72,6 +75,8 @@ class Ahead:
         self._model = model
         self._caches = caches
         self._lead = lead
+        in_place = model.capabilities.prompts_in_place > 0
+        self.carries = in_place and lead is Lead.DISPATCHED
         self._under_way: _UnderWay | None = None
         self._columns = KeptColumns()
 
@@ -87,13 +92,14 @@ class Ahead:
 
         Where the same rows will step next, that step is then under way.
         """
-        assert not carried, "this step takes no prompt along"
+        assert self.carries or not carried, "this step takes no prompt along"
         # Rows of a step ahead stay where they are, but one that comes back may have to move.
         rows = make_ready(self._caches, rows, before=self.rest)
         known, fresh = self._split(rows)
         if ahead and known and fresh and self._may_enter(fresh):
-            return runs_of(known, self._draw(known, known, entering=fresh, ahead=True))
-        return runs_of(rows, self._draw(rows, known, ahead=ahead))
+            drawn = self._draw(known, known, entering=fresh, carried=carried, ahead=True)
+            return runs_of(known, drawn)
+        return runs_of(rows, self._draw(rows, known, carried=carried, ahead=ahead))
 
     def rest(self) -> None:
         """Wait for what is under way: then nothing but the caches refers to their arrays.
@@ -122,9 +128,7 @@ class Ahead:
 
     def _may_enter(self, rows: Sequence[Row]) -> bool:
         """Tell whether rows that nothing is under way for may have their first token ahead."""
-        in_place = self._model.capabilities.prompts_in_place > 0
-        overlaps = in_place and self._lead is Lead.DISPATCHED
-        return overlaps and _all_foreseeable(rows)
+        return self.carries and _all_foreseeable(rows)
 
     def _draw(
         self,
@@ -132,20 +136,25 @@ class Ahead:
         known: Sequence[Row],
         *,
         entering: Sequence[Row] = (),
+        carried: Sequence[Carried] = (),
         ahead: bool,
     ) -> list[Drawn]:
         """Return what is drawn for each row, in the rows' order; they have reserved the token.
 
         known: those of them that have drawn it in the step under way. entering: others, which take
-        part in the next step for the first time, where one is ahead.
+        part in the next step for the first time, where one is ahead. carried: what that one's pass
+        takes along, or a pass of its own where there is none.
         """
         step, self._under_way = self._under_way, None
         held = [row for row in known if row.matcher is not None and row.is_held]
         if step is None or len(known) < len(rows) or held:
+            self._read_apart(carried)
             return self._draw_some(rows, step, known, ahead=ahead)
         self._take_up(rows)
         tokens = _tokens_of(step, rows)
-        following = self._make_up(rows, tokens, entering) if ahead else None
+        following = self._make_up(rows, tokens, entering, carried) if ahead else None
+        if following is None:
+            self._read_apart(carried)
         if self._lead is Lead.DISPATCHED:
             self._dispatch(following)
         drawn = [drawn_alone(token_id) for token_id in _read(tokens)]
@@ -189,12 +198,23 @@ class Ahead:
         ids, offsets = [row.id for row in rows], [row.offset for row in rows]
         self._caches.contents.append_each(ids, offsets, (1,) * len(rows))
 
+    def _read_apart(self, carried: Sequence[Carried]) -> None:
+        """Dispatch a pass of their own over prompts' chunks, behind what is under way."""
+        if carried:
+            chunks = [(one.row, one.tokens) for one in carried]
+            prefill(self._model, self._caches, chunks, wait=False)
+
     def _make_up(
-        self, rows: Sequence[Row], tokens: mx.array, entering: Sequence[Row] = ()
+        self,
+        rows: Sequence[Row],
+        tokens: mx.array,
+        entering: Sequence[Row] = (),
+        carried: Sequence[Carried] = (),
     ) -> _UnderWay | None:
         """Make up the step after the one that draws `tokens`, for the rows that go on after it.
 
-        And for those that are `entering` it, whose tokens are known.
+        And for those that are `entering` it, whose tokens are known, and for those `carried` whose
+        prompts end with it.
         """
         places = [index for index, row in enumerate(rows) if row.most - len(row.output) > 1]
         going = [rows[index] for index in places]
@@ -209,13 +229,48 @@ class Ahead:
         offsets = {row.id: row.offset for row in going}
         shifts = [row.shift for row in going]
         batch = Batch.decode(tokens, list(offsets.values()), list(offsets), shifts=shifts)
-        logits = self._model.logits(self._model.forward(batch, self._caches))
+        if carried and not self._takes_along(batch, carried):
+            self._read_apart(carried)
+            carried = ()
+        hidden = self._forward_with(batch, carried)
+        ending = [one.row for one in carried if one.draws]
+        for one in carried:
+            one.row.offset += len(one.tokens)
+        offsets |= {row.id: row.offset for row in ending}
+        draws += [row.draw() for row in ending]
+        going = [*going, *ending]
+        logits = self._model.logits(hidden)
         drawn = sample(logits, draws, hopeful=False, kept=self._columns)
         # They stand there once the step is taken up.
         self._caches.contents.cut_back_each(offsets)
         index_of = {row.id: index for index, row in enumerate(going)}
         followed = [row for row in going if row.matcher is not None]
         return _UnderWay(drawn, index_of, offsets, logits if followed else None)
+
+    def _takes_along(self, batch: Batch, carried: Sequence[Carried]) -> bool:
+        """Tell whether one pass in place can be over the rows' tokens and what is carried."""
+        counts = [1] * len(batch.rows) + [_count_of(one) for one in carried]
+        ends = [one.row.offset + _count_of(one) for one in carried]
+        most = self._model.capabilities.prompts_in_place
+        return is_read_in_place([*batch.lengths, *ends], counts, most=most)
+
+    def _forward_with(self, batch: Batch, carried: Sequence[Carried]) -> mx.array:
+        """Return the hidden rows of a step's tokens, and of the last tokens of prompts that end.
+
+        Those that are carried stand where their chunks end, these last ones included.
+        """
+        if not carried:
+            return self._model.forward(batch, self._caches)
+        chunks = [(_tokens_of_chunk(one), one.row.offset, one.row.id) for one in carried]
+        self._caches.reserve_all({row_id: start + len(ids) for ids, start, row_id in chunks})
+        hidden = self._model.forward(batch.beside(chunks), self._caches)
+        drawing = list(range(len(batch.rows)))
+        stop = len(drawing)
+        for one in carried:
+            stop += _count_of(one)
+            if one.draws:
+                drawing.append(stop - 1)
+        return hidden[mx.array(drawing, dtype=mx.int32)]
 
     def _may_go_on(self, rows: Sequence[Row]) -> bool:
         """Tell whether all rows can go on before their tokens are known; they stand after these."""
@@ -231,6 +286,15 @@ class Ahead:
         if step is not None:
             mx.async_eval(step.tokens, self._caches.state())  # type: ignore[no-untyped-call]
         self._under_way = step
+
+
+def _count_of(carried: Carried) -> int:
+    """Return how many tokens the pass evaluates of it: a prompt's last one, too, where it draws."""
+    return len(carried.tokens) + carried.draws
+
+
+def _tokens_of_chunk(carried: Carried) -> tuple[int, ...]:
+    return (*carried.tokens, carried.row.next_token()) if carried.draws else carried.tokens
 
 
 def _all_foreseeable(rows: Sequence[Row]) -> bool:

@@ -54,7 +54,11 @@ class Stepper(Protocol):
 
     @property
     def joins(self) -> bool:
-        """Whether a step takes prompts' tokens along; elsewhere `carried` is always empty."""
+        """Whether a step takes a few of prompts' tokens along, and waits for them."""
+
+    @property
+    def carries(self) -> bool:
+        """Whether the step that is made up ahead takes whole chunks of prompts along, in place."""
 
     @property
     def guesses(self) -> bool:
@@ -70,8 +74,8 @@ class Stepper(Protocol):
         """Reserve and evaluate each row's next token; return what was drawn, a run a row.
 
         The runs are in an order of their own; `carried` rows that draw have runs, too, but for
-        those whose prompts were evaluated apart. ahead: whether the same rows will step next, as
-        far as is known.
+        those whose prompts were evaluated apart or draw with the step ahead. ahead: whether the
+        same rows will step next, as far as is known. carried: empty unless it `joins` or `carries`.
         """
 
     def rest(self) -> None:

@@ -22,6 +22,7 @@ class Joined:
     """Steps rows and prompts in one pass, rows alone by `apart`. One owner: the engine thread."""
 
     joins = True
+    carries = False
 
     def __init__(self, model: JoiningPasses, caches: RowCaches, apart: Stepper) -> None:
         """Step the rows of `caches`, as does `apart`."""

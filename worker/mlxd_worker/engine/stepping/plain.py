@@ -20,6 +20,7 @@ class Plain:
     """Steps all rows by one token. One owner: the engine thread."""
 
     joins = False
+    carries = False
     guesses = False
     ahead = False
 
