@@ -11,12 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from mlxd_worker.engine.request import StreamId
+from mlxd_worker.cache.arenas.plan import PassCaches
+from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.request import Image, StreamId
 from mlxd_worker.engine.stepping.compiled import CompiledModel
-from mlxd_worker.models.base import Model
+from mlxd_worker.models.base import Batch, Model
 from tests.support.clocks import Clock
 from tests.support.counting import calls_of
-from tests.support.engines import Collected
+from tests.support.engines import GREEDY, Collected
 from tests.worker.engine.test_joining_ahead import (
     CONTEXT,
     LONG,
@@ -33,6 +35,7 @@ QUICK_S = 1e-6
 SLOW_S = 2e-2
 """Then prompts go by in the smallest pieces."""
 PROGRAMS = 30
+IMAGE = Image(b"seen", start=2, tokens=4, pixels=b"", grid=(2, 2))
 
 
 @pytest.fixture(autouse=True)
@@ -87,6 +90,17 @@ def test_prompts_go_along_with_the_step_ahead(model: Model) -> None:
     assert first.ids == alone(model, prompt_of(1, 4), max_tokens=30)
     for sink, prompt in zip(sinks, prompts, strict=True):
         assert sink.ids == alone(model, prompt)
+
+
+def test_what_is_drawn_by_a_seed_is_the_same(model: Model) -> None:
+    """A stream's first draw is its first, whichever pass it comes from."""
+    served = serve(model)
+    begin(served, max_tokens=30)
+    prompt, drawn = prompt_of(2, 20), replace(GREEDY, temperature=1.0, seed=7)
+    sink = served.submit(prompt, sampling=drawn)
+    assert passes_of(served.engine.step) == 1
+    served.finish()
+    assert sink.ids == alone(model, prompt, sampling=drawn)
 
 
 def test_a_prompt_goes_along_piece_by_piece(model: Model) -> None:
@@ -153,6 +167,79 @@ def test_prompts_that_are_looked_after_have_passes_of_their_own(
     assert passes_of(served.engine.step) > 1
     served.finish()
     assert sink.ids == alone(model, prompt)
+
+
+def test_a_prompt_is_read_though_the_step_cannot_be_ahead(model: Model) -> None:
+    """A row that joins it has to be looked after: then the prompt has a pass of its own."""
+    served = serve(model)
+    first = begin(served, max_tokens=30)
+    seen = served.submit((5,), top_logprobs=1)
+    prompt = prompt_of(2, 20)
+    sink = served.submit(prompt)
+    served.engine.step()
+    assert len(seen.ids) == 1
+    assert all(row.decoding for row in served.engine._rows.values())
+    served.finish()
+    assert sink.ids == alone(model, prompt)
+    assert seen.ids == alone(model, (5,))
+    assert first.ids == alone(model, prompt_of(1, 4), max_tokens=30)
+
+
+def test_a_prompt_behind_an_image_has_a_pass_of_its_own(model: Model) -> None:
+    """What is left of it stands elsewhere for rotations than at its positions."""
+    served = serve(model)
+    begin(served, max_tokens=30)
+    served.submit(prompt_of(2, 20))
+    served.engine._admit()
+    row = served.engine._rows[StreamId(2)]
+    company = [(row, row.next_chunk(20))]
+    prefill = served.engine._prefill
+    assert prefill._goes_along(company)
+    row.request = replace(row.request, images=(IMAGE,))
+    row.offset = IMAGE.stop
+    assert not prefill._goes_along(company)
+
+
+class Timed(CompiledModel):
+    """A model whose passes move a clock: so much each, and so much for a prompt's token."""
+
+    def __init__(self, model: Model, caches: RowCaches) -> None:
+        super().__init__(model, caches)
+        self.clock = Clock(tick_s=QUICK_S)
+        self.token_s = 1e-4
+
+    def forward(
+        self, batch: Batch, caches: PassCaches, *, lone_row: bool = True, least: int = 1
+    ) -> mx.array:
+        """Do the pass."""
+        tokens = batch.tokens.size
+        prompts = tokens - sum(count == 1 for count in batch.counts or (batch.width,) * tokens)
+        self.clock.now_s += 1e-2 + self.token_s * prompts
+        return super().forward(batch, caches, lone_row=lone_row, least=least)
+
+
+@pytest.mark.parametrize(
+    ("most", "options"),
+    [(64, {}), (2048, {}), (2048, {"top_logprobs": 1})],
+    ids=["before the step's", "along", "apart"],
+)
+def test_what_prompts_take_is_learnt_from_steps(
+    model: Model, most: int, options: dict[str, Any]
+) -> None:
+    """The first prompt, of a few tokens, tells little; of the others no pass is waited for."""
+    compiled, caches = compiled_in_place(model, context_max=CONTEXT, rows_max=ROWS_MAX)
+    passes = Timed(compiled._model, caches)
+    passes.capabilities = replace(passes.capabilities, prompts_in_place=most)
+    served = Served(passes, caches, clock=passes.clock)
+    begin(served, max_tokens=200)
+    passes.token_s *= 10
+    for number in range(2, 12):
+        served.submit(prompt_of(number, 65), max_tokens=2, **options)
+        for _ in range(6):
+            served.engine.step()
+
+    # Passes of their own have a start of their own.
+    assert served.engine._pacer.prefill_token_s == pytest.approx(passes.token_s, rel=0.6)
 
 
 def test_a_long_prompt_goes_by_products(model: Model) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxd_worker.engine.pacing import (
+    BEHIND_STEPS_MAX,
     CHUNK_FLOOR_TOKENS,
     OUTLIER,
     Pacer,
@@ -156,6 +157,18 @@ def test_passes_that_nobody_waits_for_are_learnt_from_steps(factor: float, late:
 
     assert its.pacer.prefill_token_s == pytest.approx(token_s, rel=0.1)
     assert its.pacer.decode_step_s == pytest.approx(its.decode_s, rel=0.01)
+
+
+def test_prompts_without_end_are_learnt_too() -> None:
+    """Where every step takes some along there is no step without to tell what they took."""
+    its = machine(token_s=1e-4, decode_s=0.02)
+    its.step(CHUNK, decoding=False)
+    its.step(0, decoding=True)
+    for _ in range(10 * BEHIND_STEPS_MAX):
+        its.pacer.note_behind(100)
+        its.pacer.learn_step(its.decode_s + 100 * 5e-4)
+
+    assert its.pacer.prefill_token_s == pytest.approx(5e-4, rel=0.1)
 
 
 def test_what_goes_behind_a_step_is_not_read_twice() -> None:

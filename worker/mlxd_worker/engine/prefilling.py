@@ -298,14 +298,15 @@ class Prefill:
     def _goes_along(self, company: Sequence[RowChunk]) -> bool:
         """Tell whether the step that is made up next may take a pass's chunks along.
 
-        Only what is measured by then, and of rows that the step may draw first tokens for.
+        Only once passes have been timed, and of rows that the step may draw first tokens for. Those
+        behind images stand elsewhere for rotations than a prompt's tokens do.
         """
         stepper = self._stepper
         if not (company and stepper.carries and stepper.ahead and self._pacer.prefill_token_s):
             return False
         rows = [row for row, _ in company]
-        apart = [row for row in rows if row.request.images or row.advance is not None]
-        return not apart and all(row.foreseeable for row in rows) and self._reads_in_place(company)
+        able = all(row.foreseeable and not row.request.images for row in rows)
+        return able and self._reads_in_place(company)
 
     def _hand_over(self) -> list[Carried]:
         """Return what was to be read, for a step's pass, and forget it."""

@@ -262,7 +262,6 @@ class Ahead:
         if not carried:
             return self._model.forward(batch, self._caches)
         chunks = [(_tokens_of_chunk(one), one.row.offset, one.row.id) for one in carried]
-        self._caches.reserve_all({row_id: start + len(ids) for ids, start, row_id in chunks})
         hidden = self._model.forward(batch.beside(chunks), self._caches)
         drawing = list(range(len(batch.rows)))
         stop = len(drawing)
