@@ -8,7 +8,7 @@ from typing import Any, ClassVar, SupportsIndex
 import pytest
 
 from mlxd_shared.domain.errors import DeadlinePassed, InternalError
-from mlxd_worker.engine.prefilling import begin_alike
+from mlxd_worker.cache.prefix.lookup import begin_alike
 from mlxd_worker.engine.request import Failed
 from mlxd_worker.engine.waiting import OVERTAKES_MAX
 from tests.support.clocks import Clock

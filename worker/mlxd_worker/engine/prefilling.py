@@ -30,7 +30,7 @@ from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.arenas.chunks import Attended
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.layers.tokens import is_read_in_place
-from mlxd_worker.cache.prefix.lookup import Lookup
+from mlxd_worker.cache.prefix.lookup import Lookup, begin_alike
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.gallery import Gallery
@@ -377,16 +377,6 @@ class Prefill:
             if both <= _reusable(row) and begin_alike(prompt, other.request.looked_up, both):
                 return True
         return False
-
-
-def begin_alike(prompt: Sequence[int], other: Sequence[int], count: int) -> bool:
-    """Tell whether two prompts have their first `count` tokens, one or more, in common. Pure.
-
-    Most that do not differ in the last of these: then nothing is copied, however long they are.
-    """
-    if len(other) < count or prompt[count - 1] != other[count - 1]:
-        return False
-    return prompt[:count] == other[:count]
 
 
 def _is_alone(row: Row) -> bool:

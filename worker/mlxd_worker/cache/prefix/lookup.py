@@ -128,6 +128,16 @@ def best_target(
     return Target(0, ())
 
 
+def begin_alike(prompt: Sequence[int], other: Sequence[int], count: int) -> bool:
+    """Tell whether two prompts have their first `count` tokens, one or more, in common. Pure.
+
+    Most that do not differ in the last of these: then nothing is copied, however long they are.
+    """
+    if len(other) < count or prompt[count - 1] != other[count - 1]:
+        return False
+    return prompt[:count] == other[:count]
+
+
 def _chain(path: Sequence[Mapping[Kind, S]], kind: Kind, limit: int) -> list[S]:
     """Return the kind's snapshots from 0 on up to `limit`, as far as there is no gap."""
     chain: list[S] = []
