@@ -113,6 +113,7 @@ def test_a_prompt_goes_along_piece_by_piece(model: Model) -> None:
     steps = 0
     while not sink.ids:
         assert passes_of(served.engine.step) == 1
+        assert not served.engine._prefill._coming
         steps += 1
     assert steps > 2
     served.finish()
@@ -135,6 +136,20 @@ def test_what_one_pass_in_place_cannot_have_goes_before_it(model: Model) -> None
     served.finish()
     assert first.ids == alone(model, prompt_of(1, 4), max_tokens=30)
     assert [sink.ids for sink in sinks] == [alone(model, prompt) for prompt in (fits, fills)]
+
+
+@pytest.mark.parametrize(("tokens", "passes"), [(128, 1), (501, 1), (512, 2)])
+def test_a_prompt_that_fills_a_pass_goes_before_the_step_s(
+    model: Model, tokens: int, passes: int
+) -> None:
+    """A large one, that is: with one token more it would be computed as half as large again."""
+    served = serve(model)
+    begin(served, max_tokens=30)
+    prompt = prompt_of(2, tokens)
+    sink = served.submit(prompt)
+    assert passes_of(served.engine.step) == passes
+    served.finish()
+    assert sink.ids == alone(model, prompt)
 
 
 def test_a_prompt_is_read_though_no_step_follows(model: Model) -> None:

@@ -9,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlxd_worker.engine.pacing import (
+    BARE_STEPS,
     BEHIND_STEPS_MAX,
     CHUNK_FLOOR_TOKENS,
     OUTLIER,
+    STALE_STEPS,
     Pacer,
     Rate,
     chunk_widths,
@@ -171,14 +173,66 @@ def test_prompts_without_end_are_learnt_too() -> None:
     assert its.pacer.prefill_token_s == pytest.approx(5e-4, rel=0.1)
 
 
-def test_what_goes_behind_a_step_is_not_read_twice() -> None:
-    """It is no longer among what has been given out and is still to be read."""
+@pytest.mark.parametrize("late", [0, 1])
+@pytest.mark.parametrize(("first_s", "decode_s"), [(0.02, 0.15), (0.02, 0.12), (0.3, 0.02)])
+def test_decoding_that_changes_is_followed_while_prompts_never_cease(
+    first_s: float, decode_s: float, late: int
+) -> None:
+    """A crowd comes, or goes: what steps take is soon known for what it is, and prompts go on."""
+    its = machine(token_s=3e-4, decode_s=first_s)
+    its.step(CHUNK, decoding=False)
+    its.step(0, decoding=True)
+    behind, last, read = [0] * late, 0, 0
+    for _ in range(8 * (STALE_STEPS + BARE_STEPS)):
+        its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
+        tokens = its.pacer.chunk(4000, its.now_s)
+        its.pacer.note_behind(tokens)
+        behind.append(tokens)
+        took_s = decode_s + behind.pop(0) * its.token_s
+        its.now_s += took_s
+        its.pacer.learn_step(took_s)
+        last, read = tokens or last, read + tokens
+
+    assert its.pacer.decode_step_s == pytest.approx(decode_s, rel=0.1)
+    assert its.pacer.prefill_token_s == pytest.approx(its.token_s, rel=0.2)
+    assert last == pytest.approx(max(TARGET_S - decode_s, decode_s) / its.token_s, rel=0.25)
+    assert read * its.token_s > 0.3 * its.now_s
+
+
+def test_few_steps_are_without_prompts_that_never_cease() -> None:
+    """Two of 26, on end: the others have prompts."""
+    its = machine(token_s=3e-4, decode_s=0.02)
+    its.step(CHUNK, decoding=False)
+    its.step(0, decoding=True)
+    given_out = []
+    for _ in range(4 * (STALE_STEPS + BARE_STEPS)):
+        its.pacer.begin_step(its.now_s, decoding=True, waiting_tokens=MANY)
+        tokens = its.pacer.chunk(100, its.now_s)
+        given_out.append(tokens > 0)
+        its.pacer.note_behind(tokens)
+        its.pacer.learn_step(its.decode_s + tokens * its.token_s)
+
+    assert given_out == ([True] * STALE_STEPS + [False] * BARE_STEPS) * 4
+
+
+def test_no_step_is_held_free_of_prompts_where_nobody_decodes() -> None:
+    """Nothing is to be measured then."""
+    its = machine()
+    its.step(CHUNK, decoding=False)
+    its.step(0, decoding=True)
+    for _ in range(STALE_STEPS):
+        its.pacer.note_behind(100)
+        its.pacer.learn_step(0.1)
+    its.pacer.begin_step(its.now_s, decoding=False, waiting_tokens=MANY)
+    assert its.pacer.chunk(4000, its.now_s) == CHUNK
+
+
+def test_what_goes_behind_a_step_is_still_to_be_read() -> None:
+    """Nobody has waited for it: it takes its part of the step's time all the same."""
     its = begin_beside_rows()
-    its.pacer.chunk(60, its.now_s)
-    its.now_s += 0.03
-    assert its.pacer.over(its.now_s)
+    assert its.pacer.chunk(60, its.now_s) == 60
     its.pacer.note_behind(60)
-    assert not its.pacer.over(its.now_s)
+    assert its.pacer.chunk(4000, its.now_s) <= (TARGET_S - its.decode_s) / its.token_s - 60 + 1
 
 
 def test_short_prompts_share_a_step() -> None:

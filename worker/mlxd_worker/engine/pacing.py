@@ -11,6 +11,8 @@ Invariants:
   decoding does, whatever the target. With less, where steps are long, prompts that come as fast as
   streams end wait in a queue that only grows. Where tokens come together or not at all (`fit`), a
   step that has none yet has all of them.
+- What nobody waits for is learnt from how much longer steps get (decision 0110). For that decoding
+  has to be known by itself: prompts that never cease leave it two steps of 26.
 - One step never evaluates more than one whole pass, of however many prompts: so long at most is a
   cancel, a deadline or a new stream waited with.
 """
@@ -43,6 +45,12 @@ REMEMBERED: Final = 0.8
 BEHIND_STEPS_MAX: Final = 8
 """After so many steps on end with prompts that nobody waited for, what they took is learnt."""
 
+STALE_STEPS: Final = 24
+"""After so many, decoding is measured anew: else all that it grows by would count as prompts'."""
+
+BARE_STEPS: Final = 2
+"""Steps without prompts that this takes: a device may have come to the last ones a step later."""
+
 OUTLIER: Final = 4.0
 """A measurement counts as at most this multiple of the expectation."""
 
@@ -69,6 +77,36 @@ class Rate:
     def per_unit_s(self) -> float:
         """The estimate; 0 where nothing was measured."""
         return self.seconds / self.work if self.work > 0.0 else 0.0
+
+
+@dataclass(slots=True)
+class _Behind:
+    """Steps on end with prompts that nobody waits for, and the one behind them."""
+
+    now: int = 0
+    """Prompt tokens of this step."""
+    before: bool = False
+    """Whether the last step had any."""
+    tokens: int = 0
+    """Those of the steps before of which nothing has been learnt yet."""
+    seconds: float = 0.0
+    """By how much these took longer than decoding."""
+    steps: int = 0
+    since_bare: int = 0
+    """Steps since decoding was measured."""
+    bare_steps: int = 0
+    """Steps that are to have no prompts, so that it is."""
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Count a step; a device may come to its prompts with the next one."""
+        self.tokens += tokens
+        self.seconds += seconds
+        self.steps += 1
+
+    def clear(self) -> None:
+        """Begin anew: this has been learnt."""
+        self.tokens = self.steps = 0
+        self.seconds = 0.0
 
 
 class Pacer:
@@ -98,12 +136,7 @@ class Pacer:
         """Given out in this step, and not evaluated yet."""
         self._until_s: float | None = None
         self._gentle = False
-        self._behind_now = 0
-        """Prompt tokens of this step that nobody waits for."""
-        self._behind_tokens = 0
-        """Those of such steps on end of which nothing has been learnt yet."""
-        self._behind_s = 0.0
-        self._behind_steps = 0
+        self._behind = _Behind()
 
     @property
     def chunk_tokens(self) -> int:
@@ -131,7 +164,10 @@ class Pacer:
         self._unread_tokens = 0
         self._until_s = None
         self._gentle = False
-        if decoding:
+        if decoding and self._behind.bare_steps:
+            self._behind.bare_steps -= 1
+            self._whole_tokens = self._left_tokens = 0
+        elif decoding:
             decode_s = self.decode_step_s
             most_s = max(self._target_s - decode_s, decode_s)
             wanted_s = waiting_tokens * self.prefill_token_s / BACKLOG_STEPS
@@ -153,6 +189,8 @@ class Pacer:
         many or fewer, or where none can the fewest that can be, which only an untouched step has.
         """
         assert wanted > 0
+        if not self._left_tokens:
+            return 0
         untouched = self._left_tokens == self._whole_tokens
         tokens = min(wanted, self._left_tokens, self._fitting(now_s))
         if tokens < min(wanted, CHUNK_FLOOR_TOKENS):
@@ -180,26 +218,29 @@ class Pacer:
     def note_behind(self, tokens: int) -> None:
         """Expect this step and the next to take longer: nobody waits for a pass over such tokens.
 
-        It goes behind the step under way, or with the one that is made up then.
+        It goes behind the step under way, or with the one that is made up then. What this step has
+        given out is still to be read.
         """
-        self._unread_tokens = max(self._unread_tokens - tokens, 0)
-        self._behind_now += tokens
+        self._behind.now += tokens
 
     def learn_step(self, seconds: float) -> None:
         """Learn what one step took, for decoding and what was `note_behind` it."""
-        seconds, now = max(seconds, 0.0), self._behind_now
-        self._behind_now = 0
-        if not (now or self._behind_tokens) or not self._decode.work:
+        seconds, behind = max(seconds, 0.0), self._behind
+        now, behind.now = behind.now, 0
+        before, behind.before = behind.before, now > 0
+        if not self._decode.work or not (now or before):
+            if behind.since_bare >= STALE_STEPS:
+                self._decode = Rate()
+            behind.since_bare = 0
             self._decode.add(1.0, seconds)
             return
-        # A device may come to it a step later: what such steps took longer counts together.
-        self._behind_tokens += now
-        self._behind_s += max(seconds - self.decode_step_s, 0.0)
-        self._behind_steps += 1
-        if not now or self._behind_steps == BEHIND_STEPS_MAX:
-            self._prefill.add(self._behind_tokens, self._behind_s)
-            self._behind_tokens = self._behind_steps = 0
-            self._behind_s = 0.0
+        behind.since_bare += 1
+        if behind.since_bare % STALE_STEPS == 0:
+            behind.bare_steps = BARE_STEPS
+        behind.add(now, max(seconds - self.decode_step_s, 0.0))
+        if not now or behind.steps == BEHIND_STEPS_MAX:
+            self._prefill.add(behind.tokens, behind.seconds)
+            behind.clear()
 
     def _whole_pass(self) -> int:
         """Return the most tokens of a step: what is read within the target, by what was measured.

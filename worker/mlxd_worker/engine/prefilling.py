@@ -4,7 +4,8 @@ Invariants:
 - A step evaluates as many prompt tokens as the pacer gives it, of one prompt or of several. Several
   are read in one pass, as one list of tokens, where the model and its caches can do that, within
   the memory that the fit has for it (`together_max`); elsewhere each has a pass of its own. Where
-  little waits, a few tokens go along in the decode step's pass, which reads the weights for both.
+  little waits, a few tokens go along in the decode step's pass, which reads the weights for both;
+  where passes write in place, all that a step reads does, if the next step is made up ahead.
 - Rows go by priority, then by what is left to evaluate over how long they have waited, then by
   deadline and age. So few tokens do not wait for many, a prompt that is known but for a few waits
   for nobody's long one, and a long one's turn comes nearer while it waits. In any case the oldest
@@ -202,15 +203,17 @@ class Prefill:
             disk.tier.wait()
 
     def carry(self, done: Sequence[Carried]) -> None:
-        """Learn that what `run` returned has been evaluated."""
+        """Learn that what `run` returned has been evaluated, or goes behind a step."""
         for entry in done:
             self._prefix.advance(entry.row.id)
+        if self._stepper.carries:
+            self._pacer.note_behind(sum(len(entry.tokens) for entry in done))
 
     def evaluate(self, alone: Sequence[Carried]) -> None:
         """Evaluate what `run` returned in passes of their own: no row decodes after all."""
         for entry in alone:
             prefill(self._model, self._caches, [(entry.row, entry.tokens)])
-        self.carry(alone)
+            self._prefix.advance(entry.row.id)
 
     def _left_to_join(self, joined: Sequence[Carried]) -> int:
         return self._joined_tokens - sum(len(entry.tokens) for entry in joined)
@@ -312,7 +315,6 @@ class Prefill:
         """Return what was to be read, for a step's pass, and forget it."""
         company, self._company, self._attended = self._company, [], Attended()
         self._coming.clear()
-        self._pacer.note_behind(sum(len(tokens) for _, tokens in company))
         return [Carried(row, tuple(tokens)) for row, tokens in company]
 
     def _is_better_apart(self, chunk: RowChunk) -> bool:

@@ -26,13 +26,13 @@ from __future__ import annotations
 import enum
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, cast
 
 import mlx.core as mx
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.changes import wait_for_all
-from mlxd_worker.cache.layers.tokens import is_read_in_place
+from mlxd_worker.cache.layers.tokens import TOKEN_SIZES, is_read_in_place, size_of
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.columns import KeptColumns
@@ -41,6 +41,10 @@ from mlxd_worker.engine.sampling.sampler import needs_second_look, sample
 from mlxd_worker.engine.stepping.base import Carried, Run, runs_of
 from mlxd_worker.engine.stepping.forward import decode, make_ready, prefill
 from mlxd_worker.models.base import Batch, Passes
+
+PADDING_MAX: Final = 128
+"""A pass with prompts has so many more tokens for nothing, at most, than it and the prompts' own
+would have: an H200 computes as many of an 8 B model in the time that reading its weights takes."""
 
 
 class Lead(enum.Enum):
@@ -248,11 +252,18 @@ class Ahead:
         return _UnderWay(drawn, index_of, offsets, logits if followed else None)
 
     def _takes_along(self, batch: Batch, carried: Sequence[Carried]) -> bool:
-        """Tell whether one pass in place can be over the rows' tokens and what is carried."""
-        counts = [1] * len(batch.rows) + [_count_of(one) for one in carried]
-        ends = [one.row.offset + _count_of(one) for one in carried]
+        """Tell whether one pass in place can be over the rows' tokens and what is carried.
+
+        And whether it should: a pass is as large as the next of few sizes, so that a prompt that
+        fills one may double it.
+        """
+        rows, counts = len(batch.rows), [_count_of(one) for one in carried]
+        alone, along = (size_of(count, TOKEN_SIZES) for count in (sum(counts), rows + sum(counts)))
+        if alone is None or along is None or along - alone - rows > PADDING_MAX:
+            return False
+        ends = [one.row.offset + count for one, count in zip(carried, counts, strict=True)]
         most = self._model.capabilities.prompts_in_place
-        return is_read_in_place([*batch.lengths, *ends], counts, most=most)
+        return is_read_in_place([*batch.lengths, *ends], [*[1] * rows, *counts], most=most)
 
     def _forward_with(self, batch: Batch, carried: Sequence[Carried]) -> mx.array:
         """Return the hidden rows of a step's tokens, and of the last tokens of prompts that end.

@@ -19,7 +19,7 @@ from mlxd_worker.engine.sampling.drawing import Drawn
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A prompt's next tokens, which a step's pass takes along; the row has reserved them."""
+    """A prompt's next tokens, which a step's pass takes along; reserved, unless rows never move."""
 
     row: Row
     tokens: tuple[int, ...]
@@ -75,7 +75,8 @@ class Stepper(Protocol):
 
         The runs are in an order of their own; `carried` rows that draw have runs, too, but for
         those whose prompts were evaluated apart or draw with the step ahead. ahead: whether the
-        same rows will step next, as far as is known. carried: empty unless it `joins` or `carries`.
+        same rows will step next, as far as is known, and those that join them. carried: empty
+        unless it `joins` or `carries`.
         """
 
     def rest(self) -> None:
