@@ -99,14 +99,18 @@ class Ran:
 
 
 async def put_spread(side: Side, requests: Sequence[Request], *, clients: int) -> Ran:
-    """Put a load on a server from `GENERATORS` processes, or one a client, at once."""
+    """Put a load on a server from `GENERATORS` processes, or one a client, all at once.
+
+    None begins before each has settled: else the first ones' time would count for all.
+    """
     parts = min(GENERATORS, clients)
+    together = asyncio.Barrier(parts)
     settling = (Request(requests[0].text, requests[0].prompt_tokens, SETTLING_TOKENS),)
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
     groups = await asyncio.gather(
         *(
             put_load(
-                side, requests[part::parts], settling=settling,
+                side, requests[part::parts], settling=settling, together=together,
                 clients=clients // parts + (part < clients % parts),
             )
             for part in range(parts)

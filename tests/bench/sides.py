@@ -13,7 +13,7 @@ from pathlib import Path
 import grpc
 
 from mlxd.v1 import model_pb2, model_pb2_grpc, types_pb2
-from mlxd_controller.bench.requests import GRPC, Job, Request, job_to_json
+from mlxd_controller.bench.requests import GRPC, SETTLED, Job, Request, job_to_json
 from mlxd_shared.ops.measuring import Outcome, outcomes_from_json
 from mlxd_worker.machine.cores import available_cores
 from tests.bench.cases import CLIENTS
@@ -117,8 +117,12 @@ async def put_load(
     *,
     settling: Sequence[Request],
     clients: int = CLIENTS,
+    together: asyncio.Barrier | None = None,
 ) -> list[Outcome]:
-    """Put a load on one side from a process of its own; return what its clients saw."""
+    """Put a load on one side from a process of its own; return what its clients saw.
+
+    together: where it waits, once it has settled, for the others of a load to have.
+    """
     job = Job(
         kind=side.kind,
         target=side.target,
@@ -126,6 +130,7 @@ async def put_load(
         settling=tuple(settling),
         requests=tuple(requests),
         clients=clients,
+        together=together is not None,
     )
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "tests.bench.load"),
@@ -133,7 +138,23 @@ async def put_load(
         stdout=asyncio.subprocess.PIPE,
         limit=LINE_BYTES_MAX,
     )
-    out, _ = await process.communicate(job_to_json(job))
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        process.stdin.write(job_to_json(job))
+        if together is not None:
+            settled = await process.stdout.readline()
+            if settled.strip() != SETTLED.encode():
+                await together.abort()
+            await together.wait()
+            process.stdin.write(b"\n")
+        out, _ = await process.communicate()
+    except asyncio.BrokenBarrierError:
+        out = b""
+    finally:
+        if process.returncode is None:
+            process.kill()
+            await process.wait()
     if process.returncode:
         message = f"the load generator ended with code {process.returncode}"
         raise RuntimeError(message)

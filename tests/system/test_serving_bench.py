@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import sys
+import time
+from asyncio.subprocess import PIPE
 from pathlib import Path
 
 import pytest
 
+from mlxd_controller.bench.requests import GRPC, SETTLED, Job, Request, job_to_json
+from mlxd_shared.ops.measuring import outcomes_from_json
 from tests.bench.prompts import Prompts
 from tests.bench.server import DEMO
-from tests.bench.serving import Load, arguments, run
+from tests.bench.serving import Load, arguments, put_spread, run
+from tests.bench.sides import Side
+from tests.support.served import serve
 
 
 @pytest.mark.asyncio
@@ -30,6 +38,29 @@ async def test_every_figure_that_a_gpu_is_judged_by_is_reported(tmp_path: Path) 
     assert abs(of_loop * loop - values["serving.tiny.closed.3.tokens_per_s"]) < 1e-6 * loop
     assert values["serving.tiny.as_alone"] == 1.0
     assert values["serving.tiny.ready.second_s"] > 0
+
+
+@pytest.mark.asyncio
+async def test_generators_begin_together_or_none_does() -> None:
+    """Each waits, once it has settled, for the word; where one cannot settle all of them end."""
+    request = Request("Once", prompt_tokens=3, max_tokens=4)
+    async with serve("--model", f"demo={DEMO}") as server:
+        job = Job(GRPC, server.address, "demo", (request,), (request,) * 2, 2, together=True)
+        process = await asyncio.create_subprocess_exec(
+            *(sys.executable, "-m", "tests.bench.load"), stdin=PIPE, stdout=PIPE
+        )
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdin.write(job_to_json(job))
+        assert await process.stdout.readline() == f"{SETTLED}\n".encode()
+        told_s = time.perf_counter()
+        out, _ = await process.communicate(b"\n")
+        assert all(outcome.sent_s > told_s for outcome in outcomes_from_json(out))
+
+        ran = await put_spread(Side(GRPC, server.address, "demo"), [request] * 6, clients=3)
+        assert [outcome.tokens for outcome in ran.outcomes] == [4] * 6
+        with pytest.raises(RuntimeError, match="ended with code"):
+            await put_spread(Side(GRPC, server.address, "nobody"), [request] * 6, clients=3)
 
 
 def test_prompts_with_a_common_beginning_have_the_length_that_they_say() -> None:

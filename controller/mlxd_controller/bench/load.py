@@ -13,7 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 
 from mlxd_controller.bench.clients import Client, GrpcClient
-from mlxd_controller.bench.requests import GRPC, Job, Request, job_from_json
+from mlxd_controller.bench.requests import GRPC, SETTLED, Job, Request, job_from_json
 from mlxd_shared.ops.measuring import Outcome, outcomes_to_json
 
 MakeClient = Callable[[Job], Client]
@@ -32,9 +32,18 @@ async def run(job: Job, kinds: Mapping[str, MakeClient] = OURS) -> list[Outcome]
         for request in job.settling:
             await clients[0].ask(request, lambda: None)
         gc.freeze()
+        if job.together:
+            await asyncio.to_thread(_wait_for_others)
         return await _load(job, clients)
     finally:
         await asyncio.gather(*(client.close() for client in clients))
+
+
+def _wait_for_others() -> None:
+    """Say that this one has settled, and wait until all have."""
+    sys.stdout.write(f"{SETTLED}\n")
+    sys.stdout.flush()
+    sys.stdin.buffer.readline()
 
 
 async def _load(job: Job, clients: list[Client]) -> list[Outcome]:

@@ -12,6 +12,9 @@ from mlxd_shared.security.secure_channel import PLAIN, ChannelSecurity
 GRPC = "grpc"
 """A server of mlxd, by our own protocol."""
 
+SETTLED = "settled"
+"""What a generator writes, in a line, that is to begin together with others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Request:
@@ -48,6 +51,9 @@ class Job:
     """How many connections there are; as many requests are in flight, but for those with `at_s`
     or `after`, which wait for nobody."""
     security: ChannelSecurity = PLAIN
+    together: bool = False
+    """Whether it is one of several that begin together: its process writes SETTLED when it has
+    settled, and begins with the next line that it reads."""
 
 
 def job_to_json(job: Job) -> bytes:
