@@ -107,19 +107,21 @@ async def put_spread(side: Side, requests: Sequence[Request], *, clients: int) -
     together = asyncio.Barrier(parts)
     settling = (Request(requests[0].text, requests[0].prompt_tokens, SETTLING_TOKENS),)
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    groups = await asyncio.gather(
-        *(
-            put_load(
-                side, requests[part::parts], settling=settling, together=together,
-                clients=clients // parts + (part < clients % parts),
-            )
-            for part in range(parts)
+    # All are waited for, whatever becomes of one: none is to go on beside the next load.
+    loads = [
+        put_load(
+            side, requests[part::parts], settling=settling, together=together,
+            clients=clients // parts + (part < clients % parts),
         )
-    )  # fmt: skip
+        for part in range(parts)
+    ]  # fmt: skip
+    groups = await asyncio.gather(*loads, return_exceptions=True)
     after, took_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began_s
     spent_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     outcomes: list[Outcome | None] = [None] * len(requests)
     for part, group in enumerate(groups):
+        if isinstance(group, BaseException):
+            raise group
         outcomes[part::parts] = group
     return Ran(tuple(each for each in outcomes if each is not None), spent_s / took_s / parts)
 

@@ -16,7 +16,7 @@ from mlxd_shared.ops.measuring import outcomes_from_json
 from tests.bench.prompts import Prompts
 from tests.bench.server import DEMO
 from tests.bench.serving import Load, arguments, put_spread, run
-from tests.bench.sides import Side
+from tests.bench.sides import Side, put_load
 from tests.support.served import serve
 
 
@@ -42,7 +42,7 @@ async def test_every_figure_that_a_gpu_is_judged_by_is_reported(tmp_path: Path) 
 
 @pytest.mark.asyncio
 async def test_generators_begin_together_or_none_does() -> None:
-    """Each waits, once it has settled, for the word; where one cannot settle all of them end."""
+    """Each waits, once it has settled, for the word, and ends where nobody says it."""
     request = Request("Once", prompt_tokens=3, max_tokens=4)
     async with serve("--model", f"demo={DEMO}") as server:
         job = Job(GRPC, server.address, "demo", (request,), (request,) * 2, 2, together=True)
@@ -56,6 +56,11 @@ async def test_generators_begin_together_or_none_does() -> None:
         told_s = time.perf_counter()
         out, _ = await process.communicate(b"\n")
         assert all(outcome.sent_s > told_s for outcome in outcomes_from_json(out))
+        barrier = asyncio.Barrier(2)
+        sides = [Side(GRPC, server.address, model) for model in ("demo", "nobody")]
+        loads = [put_load(s, [request], settling=[request], together=barrier) for s in sides]
+        ends = await asyncio.gather(*loads, return_exceptions=True)
+        assert [type(end) for end in ends] == [RuntimeError] * 2
 
         ran = await put_spread(Side(GRPC, server.address, "demo"), [request] * 6, clients=3)
         assert [outcome.tokens for outcome in ran.outcomes] == [4] * 6

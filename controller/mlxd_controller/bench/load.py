@@ -43,7 +43,9 @@ def _wait_for_others() -> None:
     """Say that this one has settled, and wait until all have."""
     sys.stdout.write(f"{SETTLED}\n")
     sys.stdout.flush()
-    sys.stdin.buffer.readline()
+    if not sys.stdin.buffer.readline():
+        message = "nobody is there to say that all have settled"
+        raise RuntimeError(message)
 
 
 async def _load(job: Job, clients: list[Client]) -> list[Outcome]:

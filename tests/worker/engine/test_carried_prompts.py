@@ -138,7 +138,7 @@ def test_what_one_pass_in_place_cannot_have_goes_before_it(model: Model) -> None
     assert [sink.ids for sink in sinks] == [alone(model, prompt) for prompt in (fits, fills)]
 
 
-@pytest.mark.parametrize(("tokens", "passes"), [(128, 1), (501, 1), (512, 2)])
+@pytest.mark.parametrize(("tokens", "passes"), [(128, 1), (501, 1), (512, 2), (513, 2)])
 def test_a_prompt_that_fills_a_pass_goes_before_the_step_s(
     model: Model, tokens: int, passes: int
 ) -> None:
@@ -255,6 +255,22 @@ def test_what_prompts_take_is_learnt_from_steps(
 
     # Passes of their own have a start of their own.
     assert served.engine._pacer.prefill_token_s == pytest.approx(passes.token_s, rel=0.6)
+
+
+def test_decoding_is_told_from_what_is_waited_for(model: Model) -> None:
+    """Prompts whose scores are asked for have passes that steps wait for."""
+    compiled, caches = compiled_in_place(model, context_max=CONTEXT, rows_max=ROWS_MAX)
+    passes = Timed(compiled._model, caches)
+    passes.token_s = 1e-3
+    served = Served(passes, caches, clock=passes.clock)
+    begin(served, max_tokens=200)
+    for number in range(2, 10):
+        served.submit(prompt_of(number, 65), max_tokens=2, prompt_logprobs=1)
+        for _ in range(3):
+            served.engine.step()
+
+    # A row that joins has a pass of its own first.
+    assert served.engine._pacer.decode_step_s < 2.1e-2
 
 
 def test_a_long_prompt_goes_by_products(model: Model) -> None:

@@ -199,6 +199,20 @@ def test_decoding_that_changes_is_followed_while_prompts_never_cease(
     assert read * its.token_s > 0.3 * its.now_s
 
 
+def test_a_stall_while_decoding_is_measured_is_not_taken_at_its_word() -> None:
+    """Else steps of another second would be planned for."""
+    its = machine(token_s=3e-4, decode_s=0.02)
+    its.step(CHUNK, decoding=False)
+    its.step(0, decoding=True)
+    for _ in range(STALE_STEPS):
+        its.pacer.note_behind(100)
+        its.pacer.learn_step(its.decode_s + 100 * its.token_s)
+    for took_s in (its.decode_s, 1.0):
+        its.pacer.learn_step(took_s)
+
+    assert its.pacer.decode_step_s == pytest.approx(OUTLIER * its.decode_s)
+
+
 def test_few_steps_are_without_prompts_that_never_cease() -> None:
     """Two of 26, on end: the others have prompts."""
     its = machine(token_s=3e-4, decode_s=0.02)

@@ -265,7 +265,9 @@ class Engine:
 
     def _decode_all(self, carried: Sequence[Carried]) -> None:
         """Evaluate every decoding row's next token, and what prompts have in the same pass."""
-        started_s = self._decoded_s if self._stepper.ahead else self._clock()
+        # One that is ahead counts from the last one, but for what prompts were waited for.
+        ahead_s = self._decoded_s + self._prefill.take_waited()
+        started_s = ahead_s if self._stepper.ahead else self._clock()
         self._go_on(started_s)
         rows = [
             row

@@ -7,10 +7,10 @@ Invariants:
   bring what waits to its end in `BACKLOG_STEPS`, but no more than fit between a decode step and the
   target, by what both were measured to take; `CRUMB_TOKENS` more where that ends a prompt. So a
   single prompt goes by in small pieces, without notice, and a crowd of them at full speed.
-- Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, and prefill may take as long as
-  decoding does, whatever the target. With less, where steps are long, prompts that come as fast as
-  streams end wait in a queue that only grows. Where tokens come together or not at all (`fit`), a
-  step that has none yet has all of them.
+- Prefill always advances: a step may have `CHUNK_FLOOR_TOKENS`, unless decoding is measured in it,
+  and prefill may take as long as decoding does, whatever the target. With less, where steps are
+  long, prompts that come as fast as streams end wait in a queue that only grows. Where tokens come
+  together or not at all (`fit`), a step that has none yet has all of them.
 - What nobody waits for is learnt from how much longer steps get (decision 0110). For that decoding
   has to be known by itself: prompts that never cease leave it two steps of 26.
 - One step never evaluates more than one whole pass, of however many prompts: so long at most is a
@@ -38,6 +38,9 @@ GENTLE_TOKENS_MAX: Final = 192
 
 BACKLOG_STEPS: Final = 6
 """In so many steps all that waits is to be evaluated, where the target allows."""
+
+FORGOTTEN: Final = 1e-9
+"""The weight of a measurement that the next one is to take the place of."""
 
 REMEMBERED: Final = 0.8
 """What a step's measurement leaves of those before it."""
@@ -230,7 +233,8 @@ class Pacer:
         before, behind.before = behind.before, now > 0
         if not self._decode.work or not (now or before):
             if behind.since_bare >= STALE_STEPS:
-                self._decode = Rate()
+                # Of no weight any more, but still what an outlier is told by.
+                self._decode = Rate(FORGOTTEN, FORGOTTEN * self.decode_step_s)
             behind.since_bare = 0
             self._decode.add(1.0, seconds)
             return

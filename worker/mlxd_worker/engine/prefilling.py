@@ -109,6 +109,7 @@ class Prefill:
         """How many tokens of each row's that is."""
         self._attended = Attended()
         self._joined_tokens = min(JOINED_TOKENS, pacer.chunk_tokens)
+        self._waited_s = 0.0
 
     def receive(self, rows: Collection[Row]) -> None:
         """Put in what has arrived from the disk, before anything else of a step.
@@ -202,6 +203,11 @@ class Prefill:
         if waiting and all(waiting):
             disk.tier.wait()
 
+    def take_waited(self) -> float:
+        """Return for how many seconds passes were waited for since this was last asked."""
+        waited_s, self._waited_s = self._waited_s, 0.0
+        return waited_s
+
     def carry(self, done: Sequence[Carried]) -> None:
         """Learn that what `run` returned has been evaluated, or goes behind a step."""
         for entry in done:
@@ -294,7 +300,9 @@ class Prefill:
             self._prefix.advance(row.id)
         read = sum(len(tokens) for _, tokens in company)
         if waits:
-            self._pacer.learn_prefill(read, self._clock() - started_s)
+            took_s = self._clock() - started_s
+            self._waited_s += took_s
+            self._pacer.learn_prefill(read, took_s)
         else:
             self._pacer.note_behind(read)
 
@@ -307,8 +315,7 @@ class Prefill:
         stepper = self._stepper
         if not (company and stepper.carries and stepper.ahead and self._pacer.prefill_token_s):
             return False
-        rows = [row for row, _ in company]
-        able = all(row.foreseeable and not row.request.images for row in rows)
+        able = all(row.foreseeable and not row.request.images for row, _ in company)
         return able and self._reads_in_place(company)
 
     def _hand_over(self) -> list[Carried]:

@@ -44,7 +44,7 @@ from mlxd_worker.models.base import Batch, Passes
 
 PADDING_MAX: Final = 128
 """A pass with prompts has so many more tokens for nothing, at most, than it and the prompts' own
-would have: an H200 computes as many of an 8 B model in the time that reading its weights takes."""
+would have: by arithmetic an H200 computes as many of an 8 B model while it reads its weights."""
 
 
 class Lead(enum.Enum):
@@ -258,7 +258,8 @@ class Ahead:
         fills one may double it.
         """
         rows, counts = len(batch.rows), [_count_of(one) for one in carried]
-        alone, along = (size_of(count, TOKEN_SIZES) for count in (sum(counts), rows + sum(counts)))
+        alone = size_of(sum(len(one.tokens) for one in carried), TOKEN_SIZES)
+        along = size_of(rows + sum(counts), TOKEN_SIZES)
         if alone is None or along is None or along - alone - rows > PADDING_MAX:
             return False
         ends = [one.row.offset + count for one, count in zip(carried, counts, strict=True)]
