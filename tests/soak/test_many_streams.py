@@ -62,7 +62,10 @@ async def run(worker: WorkerProcess, job: Job) -> list[int]:
 @pytest.mark.asyncio
 @pytest.mark.timeout(1800)
 async def test_a_long_mixed_load(tmp_path: Path) -> None:
-    """Outputs as alone, accounts that add up when idle, and at most 1 KiB of RSS a request."""
+    """Outputs as alone, accounts that add up when idle, and at most 1 KiB of RSS a request.
+
+    What keys and values took is kept for the next streams, and goes when memory is asked for.
+    """
     folder = write_tiny_model(tmp_path / "tiny", context_max=1024)
     async with running_worker("--model", str(folder), "--rows-max", "6") as worker:
         await worker.until(lambda status: status.state == types_pb2.MODEL_STATE_READY)
@@ -90,7 +93,10 @@ async def test_a_long_mixed_load(tmp_path: Path) -> None:
         accounts = {account.name: account.bytes for account in status.memory.accounts}
         assert accounts.pop("weights") > 0
         assert 0 < accounts.pop("prefix") <= status.prefix_cache_bytes
+        assert accounts.pop("kv") >= 0
         assert set(accounts.values()) == {0}
+        swept = (await worker.sweep()).memory.accounts
+        assert {account.name for account in swept if account.bytes} == {"weights"}
         tolerance = 64 * 1024 + status.memory.total_bytes / 1000
         assert abs(status.memory.unaccounted_bytes) <= tolerance
         grown = rss_at[REQUESTS] - rss_at[SETTLED]
