@@ -107,7 +107,6 @@ async def put_spread(side: Side, requests: Sequence[Request], *, clients: int) -
     together = asyncio.Barrier(parts)
     settling = (Request(requests[0].text, requests[0].prompt_tokens, SETTLING_TOKENS),)
     before, began_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    # All are waited for, whatever becomes of one: none is to go on beside the next load.
     loads = [
         put_load(
             side, requests[part::parts], settling=settling, together=together,
@@ -115,14 +114,17 @@ async def put_spread(side: Side, requests: Sequence[Request], *, clients: int) -
         )
         for part in range(parts)
     ]  # fmt: skip
-    groups = await asyncio.gather(*loads, return_exceptions=True)
+    # Where one fails all of them end: none waits for it, or goes on beside the next load.
+    try:
+        async with asyncio.TaskGroup() as group:
+            tasks = [group.create_task(load) for load in loads]
+    except ExceptionGroup as failed:
+        raise failed.exceptions[0] from failed
     after, took_s = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter() - began_s
     spent_s = after.ru_utime - before.ru_utime + after.ru_stime - before.ru_stime
     outcomes: list[Outcome | None] = [None] * len(requests)
-    for part, group in enumerate(groups):
-        if isinstance(group, BaseException):
-            raise group
-        outcomes[part::parts] = group
+    for part, task in enumerate(tasks):
+        outcomes[part::parts] = task.result()
     return Ran(tuple(each for each in outcomes if each is not None), spent_s / took_s / parts)
 
 

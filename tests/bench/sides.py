@@ -144,13 +144,10 @@ async def put_load(
         process.stdin.write(job_to_json(job))
         if together is not None:
             settled = await process.stdout.readline()
-            if settled.strip() != SETTLED.encode():
-                await together.abort()
-            await together.wait()
-            process.stdin.write(b"\n")
+            if settled.strip() == SETTLED.encode():  # else its end says why
+                await together.wait()
+                process.stdin.write(b"\n")
         out, _ = await process.communicate()
-    except asyncio.BrokenBarrierError:
-        out = b""
     finally:
         if process.returncode is None:
             process.kill()

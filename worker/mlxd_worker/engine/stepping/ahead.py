@@ -44,7 +44,7 @@ from mlxd_worker.models.base import Batch, Passes
 
 PADDING_MAX: Final = 128
 """A pass with prompts has so many more tokens for nothing, at most, than it and the prompts' own
-would have: by arithmetic an H200 computes as many of an 8 B model while it reads its weights."""
+would have: by arithmetic an H200 computes some 200 of an 8 B model while it reads its weights."""
 
 
 class Lead(enum.Enum):
@@ -257,7 +257,7 @@ class Ahead:
         And whether it should: a pass is as large as the next of few sizes, so that a prompt that
         fills one may double it.
         """
-        rows, counts = len(batch.rows), [_count_of(one) for one in carried]
+        rows, counts = len(batch.rows), [len(one.evaluated) for one in carried]
         alone = size_of(sum(len(one.tokens) for one in carried), TOKEN_SIZES)
         along = size_of(rows + sum(counts), TOKEN_SIZES)
         if alone is None or along is None or along - alone - rows > PADDING_MAX:
@@ -273,12 +273,12 @@ class Ahead:
         """
         if not carried:
             return self._model.forward(batch, self._caches)
-        chunks = [(_tokens_of_chunk(one), one.row.offset, one.row.id) for one in carried]
+        chunks = [(one.evaluated, one.row.offset, one.row.id) for one in carried]
         hidden = self._model.forward(batch.beside(chunks), self._caches)
         drawing = list(range(len(batch.rows)))
         stop = len(drawing)
-        for one in carried:
-            stop += _count_of(one)
+        for one, (evaluated, _, _) in zip(carried, chunks, strict=True):
+            stop += len(evaluated)
             if one.draws:
                 drawing.append(stop - 1)
         return hidden[mx.array(drawing, dtype=mx.int32)]
@@ -297,15 +297,6 @@ class Ahead:
         if step is not None:
             mx.async_eval(step.tokens, self._caches.state())  # type: ignore[no-untyped-call]
         self._under_way = step
-
-
-def _count_of(carried: Carried) -> int:
-    """Return how many tokens the pass evaluates of it: a prompt's last one, too, where it draws."""
-    return len(carried.tokens) + carried.draws
-
-
-def _tokens_of_chunk(carried: Carried) -> tuple[int, ...]:
-    return (*carried.tokens, carried.row.next_token()) if carried.draws else carried.tokens
 
 
 def _all_foreseeable(rows: Sequence[Row]) -> bool:

@@ -30,6 +30,11 @@ class Carried:
         """Whether the prompt ends with these: then its first token is drawn in the same pass."""
         return len(self.tokens) == self.row.prefill_left
 
+    @property
+    def evaluated(self) -> tuple[int, ...]:
+        """What the pass evaluates: the prompt's last token, too, where it draws."""
+        return (*self.tokens, self.row.next_token()) if self.draws else self.tokens
+
 
 @dataclass(frozen=True, slots=True)
 class Run:

@@ -48,7 +48,7 @@ class Joined:
             return self._apart.step(rows, ahead=ahead)
         assert not self._apart.ahead, "a pass that takes a prompt along is never ahead"
         rows = make_ready(self._caches, rows)
-        along = [(one.row, _tokens_of(one)) for one in carried]
+        along = [(one.row, one.evaluated) for one in carried]
         batches = [batch_of([chunk]) for chunk in along]
         hidden, *beside = self._model.forward_joined([next_tokens(rows), *batches], self._caches)
         last = [rest[-1:] for rest, one in zip(beside, carried, strict=True) if one.draws]
@@ -68,8 +68,3 @@ class Joined:
     def drop(self) -> None:
         """As `apart`."""
         self._apart.drop()
-
-
-def _tokens_of(carried: Carried) -> tuple[int, ...]:
-    """Return the tokens that the pass evaluates: the prompt's last one, too, where it draws."""
-    return (*carried.tokens, carried.row.next_token()) if carried.draws else carried.tokens
