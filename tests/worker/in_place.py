@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import mlx.core as mx
 
-from mlxd_worker.cache.arenas.plan import StepPlan
+from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
 from mlxd_worker.cache.base import LayerCache, Place
+from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.stepping.compiled import CompiledModel
@@ -27,13 +28,19 @@ class InPlace(KVCache):
         return True
 
     def put(
-        self, place: Place, start: int, stop: int, source: Place | tuple[mx.array, ...]
+        self,
+        place: Place,
+        start: int,
+        stop: int,
+        source: Place | tuple[mx.array, ...],
+        *,
+        at: int = 0,
     ) -> list[mx.array]:
         """Write a row's positions, or what was read of them, where they belong."""
         if isinstance(source, Place):
             state = self.read(source, start, stop)
         else:
-            state = tuple(array[:, :, : stop - start] for array in source)
+            state = tuple(array[at : at + 1, :, : stop - start] for array in source)
         self.write(place, start, stop, state)
         return list(self._arenas[place.arena])
 
@@ -72,14 +79,27 @@ class InPlace(KVCache):
         return (shares @ values[slots]).reshape(count, heads * self.head_dim)
 
 
+class Copying(InPlace):
+    """Claims the kernels that copy what a long chunk reads, where it attends under a mask."""
+
+    @property
+    def copies(self) -> bool:
+        """Tell that it has them."""
+        return True
+
+    def _attend_by_kernels(self, inputs: Asked, chunk: Chunk) -> mx.array:
+        del chunk
+        return self._attend(inputs, (inputs.keys, inputs.values))
+
+
 def compiled_in_place(
-    model: Model, *, context_max: int, rows_max: int
+    model: Model, *, context_max: int, rows_max: int, kind: type[KVCache] = InPlace
 ) -> tuple[CompiledModel, RowCaches]:
     """Return the model as a GPU would run it, and the caches that it is compiled for."""
     layers: list[LayerCache | None] = []
     for layer in model.new_caches(context_max=context_max):
         assert isinstance(layer, KVCache)
-        layers.append(InPlace(kv_heads=layer.kv_heads, head_dim=layer.head_dim, dtype=layer.dtype))
+        layers.append(kind(kv_heads=layer.kv_heads, head_dim=layer.head_dim, dtype=layer.dtype))
     caches = RowCaches(
         layers,
         context_max=context_max,

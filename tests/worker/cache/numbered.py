@@ -14,7 +14,8 @@ import numpy as np
 
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.kept.stacks import LayerState
 from mlxd_worker.cache.layers.attention import Asked
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.layers.rotating import RotatingCache

@@ -16,7 +16,8 @@ import pytest
 
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.kept.contents import Kept
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.kept.stacks import LayerState
 from mlxd_worker.cache.rows import RowCaches
 from tests.support.mlx_memory import live_nbytes
 from tests.worker.cache.keeping import snapshots_of

@@ -13,7 +13,8 @@ from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.base import Kind, LayerCache
 from mlxd_worker.cache.disk.cutting import bytes_of, count_arrays, cut, states_of, tensors_of
 from mlxd_worker.cache.disk.shapes import BlockShapes, describe_layers
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.kept.stacks import LayerState
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from tests.shared.blocks.made_blocks import filling
 from tests.support.kept_on_disk import BLOCK_TOKENS, shapes_of

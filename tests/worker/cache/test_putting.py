@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 
 from mlxd_worker.cache.base import Kind, RowId
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.kept.stacks import LayerState
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.cache.rows import RowCaches
 from tests.worker.in_place import InPlace

@@ -7,7 +7,7 @@ from copy import deepcopy
 import pytest
 
 from mlxd_worker.cache.base import Kind, RowError, RowId
-from mlxd_worker.cache.kept.snapshot import LayerState, clip
+from mlxd_worker.cache.kept.stacks import LayerState, clip
 from tests.worker.cache.keeping import copy_out, snapshots_of
 from tests.worker.cache.pair import Pair, pair
 from tests.worker.cache.subjects import SUBJECTS, Subject

@@ -8,11 +8,12 @@ import pytest
 from mlxd_worker.cache.base import ArenaId, Place
 from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.kept.putting import read_layers
+from mlxd_worker.cache.kept.stacks import layers_of, nbytes_of
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels import row_copies
 from mlxd_worker.kernels.device import runs_cuda
 from mlxd_worker.kernels.nvrtc import find_compiler
-from mlxd_worker.kernels.own import source_of
+from mlxd_worker.kernels.own import Constant, source_of
 from mlxd_worker.kernels.row_copies import LAYERS_AT_ONCE, Range, are_alike, copy_ranges
 
 ARENA, SLOTS, CAPACITY = ArenaId(0), 3, 200
@@ -36,7 +37,7 @@ def test_every_layer_s_own_positions_are_read(layers: int, count: int) -> None:
     caches = [make_layer(seed) for seed in range(layers)]
     place = Place(ARENA, CAPACITY, slot=1)
 
-    read = read_layers(caches, place, 7, 7 + count)
+    read = layers_of(read_layers(caches, place, 7, 7 + count))
 
     assert len(read) == layers
     for cache, state in zip(caches, read, strict=True):
@@ -56,14 +57,15 @@ def test_layers_of_other_shapes_are_not_read_as_one() -> None:
 
 
 def test_each_layer_has_a_case_of_its_own() -> None:
-    """The source reads no layer's arrays for another one's result, and takes four a layer."""
-    body = row_copies._layers_kernel(LAYERS_AT_ONCE)._body
+    """The source reads no layer's arrays for another one's result, and takes two a layer."""
+    body = row_copies._layers_kernel()._body
     types = [mx.bfloat16] * (2 * LAYERS_AT_ONCE)
-    source = source_of(body, types, types, [("T", mx.bfloat16), ("KV", 2), ("D", 64)])
+    constants: list[Constant] = [("T", mx.bfloat16), ("KV", 2), ("D", 64)]
+    source = source_of(body, types, [mx.bfloat16] * 2, constants)
 
     for at in range(LAYERS_AT_ONCE):
-        chosen = f"keys = keys_{at}; values = values_{at}; out_keys = out_keys_{at};"
-        assert source.count(f"case {at}: {chosen} out_values = out_values_{at}; break;") == 1
+        chosen = f"keys = keys_{at}; values = values_{at}; break;"
+        assert source.count(f"case {at}: {chosen}") == 1
     assert source.count("__nv_bfloat16* keys_") == LAYERS_AT_ONCE
 
 
@@ -76,7 +78,8 @@ def test_a_kernel_s_copies_are_those_of_each_layer_by_itself() -> None:
     together, apart = copy_ranges(ranges, 290), [cache.read(place, 5, 295) for cache in caches]
     mx.eval(together, apart)
 
-    for ours, expected in zip(together, apart, strict=True):
+    assert [len(keys) for keys, _ in together] == [LAYERS_AT_ONCE, 1]
+    for ours, expected in zip(layers_of(together), apart, strict=True):
         for one, other in zip(ours, expected, strict=True):
             assert bool(mx.array_equal(one, other))
-    assert sum(array.nbytes for array in together[0]) < LIFTED_NBYTES
+    assert nbytes_of(together[0]) < LIFTED_NBYTES

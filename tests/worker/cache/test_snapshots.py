@@ -12,7 +12,8 @@ from mlxd_worker.cache import changes
 from mlxd_worker.cache.base import Kind, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot, SnapshotError, _take_some
+from mlxd_worker.cache.kept.snapshot import Snapshot, SnapshotError, _take_some
+from mlxd_worker.cache.kept.stacks import LayerState
 from tests.plugins.leaks import Counting, watching
 from tests.support.counting import calls_of
 from tests.support.mlx_memory import live_nbytes

@@ -15,7 +15,7 @@ from mlxd_shared.blocks.block_file import Block
 from mlxd_shared.blocks.policy import Rates, read_s
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.disk.prefixes import COPIED_NBYTES_S, PUT_NBYTES_S
-from mlxd_worker.cache.kept.snapshot import LayerState
+from mlxd_worker.cache.kept.stacks import LayerState
 from mlxd_worker.cache.prefix.trie_node import key_of
 from tests.support.engines import Collected, TinyEngine, tiny_engine
 from tests.support.kept_on_disk import BLOCK_TOKENS, SettledTier, disk_of, engine_with_disk

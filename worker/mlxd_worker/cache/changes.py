@@ -11,7 +11,7 @@ Invariants:
   array, not in place: 64 slots of which one is written twice take the room of 128 (decision 0061).
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Final, TypeVar
 
@@ -104,7 +104,7 @@ def _without_second_moves(changes: Sequence[Change]) -> Iterator[list[Change]]:
 
 
 def in_parts(
-    layers: Sequence[L],
+    layers: Iterable[L],
     nbytes_of: Callable[[L], int],
     *,
     nbytes_max: int = LIFTED_NBYTES,

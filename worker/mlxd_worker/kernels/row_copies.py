@@ -1,4 +1,4 @@
-"""A row's keys and values copied by kernels: out of an arena all layers', into one a layer's; CUDA.
+"""A row's keys and values copied by kernels: all layers' out of arenas, a layer's into one; CUDA.
 
 Invariants:
 - What is put is written IN PLACE, into arrays that MLX knows as inputs, on the conditions of
@@ -32,8 +32,8 @@ BLOCKS_MAX = 64
 WRITTEN = 8
 """Length of the result of a put; of its own it says nothing."""
 
-LAYERS_AT_ONCE = 32
-"""Layers that one launch copies: four addresses each, 1 KB of the 4 that a launch may take."""
+LAYERS_AT_ONCE = 40
+"""Layers that one launch copies: two addresses each, 640 bytes of the 4 KB that it may take."""
 
 _COPY = """
   constexpr int EACH = D / 8;
@@ -96,25 +96,30 @@ def copy_range(
 
 
 def copy_ranges(sources: Sequence[Range], count: int) -> list[tuple[mx.array, mx.array]]:
-    """Return what `copy_range` does of each layer's row, by one kernel for many of them; lazy.
+    """Return `count` positions of each layer's row, stacked: `[layers, kv_heads, count, head_dim]`.
 
-    All are of one shape and type, and their rows lie alike (`are_alike`).
+    One kernel and one pair for each `LAYERS_AT_ONCE` layers; lazy. All are of one shape and type,
+    and their rows lie alike (`are_alike`).
     """
     copies: list[tuple[mx.array, mx.array]] = []
     for first in range(0, len(sources), LAYERS_AT_ONCE):
         some = sources[first : first + LAYERS_AT_ONCE]
-        keys = some[0].keys
-        _, heads, length, head_dim = keys.shape
-        outputs = _layers_kernel(len(some))(
-            inputs=[array for its in some for array in (its.keys, its.values)],
-            output_shapes=[(1, heads, count, head_dim)] * (2 * len(some)),
-            output_dtypes=[keys.dtype] * (2 * len(some)),
+        if len(some) == 1:
+            copies.append(copy_range(some[0], count))
+            continue
+        _, heads, length, head_dim = some[0].keys.shape
+        # One kernel serves any number: what it is given of others, it has no blocks for.
+        filled = [*some, *[some[0]] * (LAYERS_AT_ONCE - len(some))]
+        keys, values = _layers_kernel()(
+            inputs=[array for its in filled for array in (its.keys, its.values)],
+            output_shapes=[(len(some), heads, count, head_dim)] * 2,
+            output_dtypes=[some[0].keys.dtype] * 2,
             grid=(_blocks(count, head_dim) * THREADS, heads, len(some)),
             threadgroup=(THREADS, 1, 1),
-            template=_constants(keys),
+            template=_constants(some[0].keys),
             scalars=[some[0].slot, length, some[0].start, 0, count, 0, count],
         )
-        copies += zip(outputs[::2], outputs[1::2], strict=True)
+        copies.append((keys, values))
     return copies
 
 
@@ -163,18 +168,18 @@ def _copy_kernel(*, follows: bool) -> OwnKernel:
 
 
 @cache
-def _layers_kernel(layers: int) -> OwnKernel:
-    inputs = tuple(f"{part}_{at}" for at in range(layers) for part in ("keys", "values"))
+def _layers_kernel() -> OwnKernel:
+    inputs = tuple(f"{part}_{at}" for at in range(LAYERS_AT_ONCE) for part in ("keys", "values"))
     cases = "".join(
-        f"    case {at}: keys = keys_{at}; values = values_{at};"
-        f" out_keys = out_keys_{at}; out_values = out_values_{at}; break;\n"
-        for at in range(layers)
+        f"    case {at}: keys = keys_{at}; values = values_{at}; break;\n"
+        for at in range(LAYERS_AT_ONCE)
     )
     chosen = "  const T *keys = nullptr, *values = nullptr;\n"
-    chosen += "  T *out_keys = nullptr, *out_values = nullptr;\n"
     chosen += f"  switch (blockIdx.z) {{\n{cases}  }}\n"
-    text = _COPY.replace("TARGET_KEYS", "out_keys").replace("TARGET_VALUES", "out_values")
-    outputs = tuple(f"out_{name}" for name in inputs)
+    chosen += "  const long long before = (long long)blockIdx.z * KV * to_length * D;\n"
+    text = _COPY.replace("TARGET_KEYS", "out_keys + before")
+    text = text.replace("TARGET_VALUES", "out_values + before")
+    outputs = ("out_keys", "out_values")
     return OwnKernel(Body("copy_layers", inputs, outputs, chosen + text, scalars=_SCALARS))
 
 

@@ -20,7 +20,7 @@ from mlxd_worker.cache.disk.cutting import LayerOfKind, split_by_layer, state_of
 from mlxd_worker.cache.disk.prefixes import PrefixDisk
 from mlxd_worker.cache.disk.tier import Reading
 from mlxd_worker.cache.kept.contents import RowContents
-from mlxd_worker.cache.kept.snapshot import LayerState
+from mlxd_worker.cache.kept.stacks import LayerState
 
 
 class Arrivals:

@@ -1,8 +1,8 @@
 """Blocks cut from snapshots, and snapshots put together from blocks; bytes on one side.
 
 Invariants:
-- Arrays stay on the engine thread: what leaves it are bytes, each copied once. What comes back is
-  copied into arrays of their own.
+- Arrays stay on the engine thread: what leaves it are bytes, each copied once; before that, on the
+  device, what is only a part of an array. What comes back is copied into arrays of their own.
 - Bits are copied, never converted.
 - Only snapshots that own their arrays are cut: what is lazy stands in a running row's arenas.
 """
@@ -18,12 +18,8 @@ import mlx.core as mx
 from mlxd_shared.blocks.block_file import Block, Tensor
 from mlxd_worker.cache.base import Kind
 from mlxd_worker.cache.disk.shapes import WORDS, BlockShapes, name_of
-from mlxd_worker.cache.kept.snapshot import (
-    POSITION_AXIS,
-    LayerState,
-    Snapshot,
-    clip,
-)
+from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.kept.stacks import POSITION_AXIS, LayerState, clip
 
 LayerOfKind = tuple[Kind, int]
 """A layer, by its number among those of its kind."""

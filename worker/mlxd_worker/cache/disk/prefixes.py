@@ -41,7 +41,8 @@ from mlxd_worker.cache.disk.cutting import count_arrays, cut, tensors_of
 from mlxd_worker.cache.disk.doomed import DoomedPrompts
 from mlxd_worker.cache.disk.shapes import BlockShapes
 from mlxd_worker.cache.disk.tier import BlockTier, Reading
-from mlxd_worker.cache.kept.snapshot import LayerState, Snapshot
+from mlxd_worker.cache.kept.snapshot import Snapshot
+from mlxd_worker.cache.kept.stacks import LayerState
 from mlxd_worker.cache.prefix.images import whole_images
 from mlxd_worker.cache.prefix.trie import PrefixTrie
 from mlxd_worker.cache.prefix.trie_node import Key, Match, Node, part

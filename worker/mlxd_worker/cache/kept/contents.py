@@ -21,13 +21,8 @@ from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
 from mlxd_worker.cache.changes import LIFTED_NBYTES, evaluate
 from mlxd_worker.cache.kept import putting
 from mlxd_worker.cache.kept.captures import Captures
-from mlxd_worker.cache.kept.snapshot import (
-    POSITION_AXIS,
-    LayerState,
-    Snapshot,
-    SnapshotBook,
-    allocate_exactly,
-)
+from mlxd_worker.cache.kept.snapshot import Snapshot, SnapshotBook, allocate_exactly
+from mlxd_worker.cache.kept.stacks import POSITION_AXIS, LayerState
 
 Kept = Mapping[Kind, Snapshot]
 """Snapshots of all the model's kinds, taken at one offset."""

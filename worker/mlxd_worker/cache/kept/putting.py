@@ -14,13 +14,8 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, LayerCache, Place, RowError, RowId
 from mlxd_worker.cache.changes import evaluate, in_parts, wait
-from mlxd_worker.cache.kept.snapshot import (
-    POSITION_AXIS,
-    LayerState,
-    ReadRow,
-    Snapshot,
-    clip,
-)
+from mlxd_worker.cache.kept.snapshot import ReadRow, Snapshot
+from mlxd_worker.cache.kept.stacks import POSITION_AXIS, LayerState, Stack, clip
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels.row_copies import are_alike, copy_ranges
 
@@ -33,18 +28,18 @@ def putting_layers(layers: Sequence[LayerCache | None]) -> tuple[KVCache, ...]:
 
 def read_layers(
     layers: Sequence[LayerCache], place: Place, start: int, stop: int
-) -> tuple[LayerState, ...]:
-    """Return what each layer's `read` does, by one kernel for many where all have that; lazy.
+) -> tuple[Stack, ...]:
+    """Return what each layer's `read` does, stacked by one kernel for many where all have that.
 
-    A row that ends costs a GPU's host few calls then, not one a layer. Layers of more than
-    `LIFTED_NBYTES` go apart, so that who joins them with others has no copy of all beside these.
+    Lazy. A row that ends costs a GPU's host few calls then and few arrays, not some a layer. Layers
+    of more than `LIFTED_NBYTES` go apart, so that who copies them again has no copy of all beside.
     """
     able = [layer for layer in layers if isinstance(layer, KVCache) and layer.copies]
     count = stop - start
     ranges = [layer.range_at(place, start) for layer in able]
     if len(able) < len(layers) or not are_alike(ranges):
         return tuple(layer.read(place, start, stop) for layer in layers)
-    copies: list[LayerState] = []
+    copies: list[Stack] = []
     pairs = list(zip(able, ranges, strict=True))
     for some in in_parts(pairs, lambda pair: pair[0].slot_nbytes(count)):
         copies += copy_ranges([each for _, each in some], count)
@@ -57,7 +52,7 @@ def reader_of(layers: Mapping[Kind, list[LayerCache]], place: Callable[[RowId], 
     Arenas in such a circle would outlive their owner until the garbage collector comes by.
     """
 
-    def read(row: RowId, kind: Kind, start: int, stop: int) -> tuple[LayerState, ...]:
+    def read(row: RowId, kind: Kind, start: int, stop: int) -> tuple[Stack, ...]:
         return read_layers(layers[kind], place(row), start, stop)
 
     return read
@@ -152,9 +147,14 @@ def put_behind(
         start, stop = part.start, min(part.stop, most)
         if stop <= start:
             continue
-        held = None if part.row is None else place(part.row)
-        for index, layer in enumerate(layers):
-            source = part.layers[index] if held is None else held
-            dispatched += layer.put(target, start, stop, source)
+        if part.row is not None:
+            held = place(part.row)
+            for layer in layers:
+                dispatched += layer.put(target, start, stop, held)
+            continue
+        # No views: each would be an operation of its own.
+        sources = [(stack, at) for stack in part.stacks for at in range(len(stack[0]))]
+        for layer, (stack, at) in zip(layers, sources, strict=True):
+            dispatched += layer.put(target, start, stop, stack, at=at)
     if dispatched:
         mx.async_eval(dispatched)  # type: ignore[no-untyped-call]

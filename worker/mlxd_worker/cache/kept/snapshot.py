@@ -4,8 +4,9 @@ Invariants:
 - A lazy snapshot is a range of a row's positions and owns nothing; what it names stands in the
   row's arenas, untouched: whoever is about to write there has it copied out first, and so has
   whoever frees the row. It can be read, for any row, and stays lazy.
-- An owned snapshot owns compact arrays, evaluated or under way, never a view: a view would keep the
-  whole arena, or the whole of what was split, alive. `nbytes` is what closing it gives back.
+- An owned snapshot owns compact arrays (`stacks`), evaluated or under way, never a view: a view
+  would keep the whole arena, or the whole of what was split, alive. `nbytes` is what closing it
+  gives back.
 - Sliceable kinds keep [start, stop), positions along `POSITION_AXIS`; whole-state kinds keep the
   state at `stop`, and are owned from the start.
 - Each snapshot ends exactly once: closed, or used up by `split` or `merge`. The book knows all open
@@ -18,15 +19,18 @@ import mlx.core as mx
 
 from mlxd_worker.cache.base import Kind, RowId
 from mlxd_worker.cache.changes import in_parts, wait
+from mlxd_worker.cache.kept.stacks import (
+    LayerState,
+    Stack,
+    compact,
+    concatenate,
+    layers_of,
+    nbytes_of,
+    take_pairs,
+)
 from mlxd_worker.kernels.device import runs_cpu
 
-POSITION_AXIS = -2
-"""Where positions lie in every array of a sliceable kind's state: `[..., positions, entry]`."""
-
-LayerState = tuple[mx.array, ...]
-"""What one layer's `read` returns."""
-
-ReadRow = Callable[[RowId, Kind, int, int], tuple[LayerState, ...]]
+ReadRow = Callable[[RowId, Kind, int, int], tuple[Stack, ...]]
 """Reads positions [start, stop) of a row from all layers of a kind: lazy, compact copies."""
 
 
@@ -48,9 +52,9 @@ class Snapshot:
         stop: int,
         *,
         row: RowId | None = None,
-        layers: tuple[LayerState, ...] | None = None,
+        stacks: tuple[Stack, ...] | None = None,
     ) -> None:
-        """Make an open snapshot, lazy with a `row` or owned with `layers`; the book's affair."""
+        """Make an open snapshot, lazy with a `row` or owned with `stacks`; the book's affair."""
         self.ident = ident
         self.kind = kind
         self.start = start
@@ -60,8 +64,8 @@ class Snapshot:
         self._book = book
         self.row = row
         """The row whose arenas hold what a lazy snapshot names; None for any other."""
-        self.owned = layers
-        """The owned arrays by layer of the kind; None while lazy and after the end."""
+        self.owned = stacks
+        """What it owns of the kind's layers, in order; None while lazy and after the end."""
 
     @property
     def lazy(self) -> bool:
@@ -74,27 +78,40 @@ class Snapshot:
         return self.row is None and self.owned is None
 
     @property
-    def layers(self) -> tuple[LayerState, ...]:
-        """The owned arrays by layer of the kind, none while lazy. Do not keep them."""
+    def stacks(self) -> tuple[Stack, ...]:
+        """The owned arrays, none while lazy. Do not keep them."""
         return self.owned or ()
+
+    @property
+    def layers(self) -> tuple[LayerState, ...]:
+        """What is owned by layer, none while lazy: arrays or views. Do not keep them."""
+        return layers_of(self.stacks)
 
     @property
     def nbytes(self) -> int:
         """The bytes owned: 0 while lazy and after the end."""
-        return sum(map(_nbytes_of, self.layers))
+        return sum(map(nbytes_of, self.stacks))
 
     def read(self) -> tuple[LayerState, ...]:
         """Return each layer's state, in the order of the kind's layers.
 
-        An owned snapshot's own arrays, which the caller must not keep; of a lazy one copies that
-        are not evaluated yet: evaluate them before anything is written.
+        An owned snapshot's own arrays or views of them, which the caller must not keep; of a lazy
+        one copies that are not evaluated yet: evaluate them before anything is written.
+
+        Raises:
+            SnapshotError: the snapshot has ended.
+        """
+        return layers_of(self.read_stacks())
+
+    def read_stacks(self) -> tuple[Stack, ...]:
+        """Return what `read` does, as it is stacked.
 
         Raises:
             SnapshotError: the snapshot has ended.
         """
         self.check_open()
         if self.row is None:
-            return self.layers
+            return self.stacks
         return self._book.read_row(self.row, self.kind, self.start, self.stop)
 
     def split(self, at: int) -> "tuple[Snapshot | None, Snapshot | None]":
@@ -147,13 +164,6 @@ def allocate_exactly() -> None:
         mx.clear_cache()
 
 
-def clip(state: LayerState, first: int, last: int) -> LayerState:
-    """Return the entries [first, last) of one layer's state: the state itself, or views of it."""
-    if (first, last) == (0, state[0].shape[POSITION_AXIS]):
-        return state
-    return tuple(array[..., first:last, :] for array in state)
-
-
 class SnapshotBook:
     """All open snapshots of one worker. One owner: the engine thread."""
 
@@ -187,10 +197,10 @@ class SnapshotBook:
     def arrays(self) -> Mapping[str, mx.array]:
         """Return what open snapshots own by name, for the ledger; do not keep the arrays."""
         return {
-            f"{snapshot.kind}.{ident}.{layer}.{part}": array
+            f"{snapshot.kind}.{ident}.{number}.{part}": array
             for ident, snapshot in self._open.items()
-            for layer, state in enumerate(snapshot.layers)
-            for part, array in enumerate(state)
+            for number, stack in enumerate(snapshot.stacks)
+            for part, array in enumerate(stack)
         }
 
     def lazy_of(self, row: RowId) -> tuple[Snapshot, ...]:
@@ -204,12 +214,10 @@ class SnapshotBook:
         self._lazy.setdefault(row, {})[snapshot.ident] = snapshot
         return self._enter(snapshot)
 
-    def add_owned(
-        self, kind: Kind, start: int, stop: int, layers: tuple[LayerState, ...]
-    ) -> Snapshot:
-        """Open a snapshot of compact, evaluated copies that nobody else keeps."""
-        self._count(layers, 1)
-        return self._enter(Snapshot(self, self._next_ident, kind, start, stop, layers=layers))
+    def add_owned(self, kind: Kind, start: int, stop: int, stacks: tuple[Stack, ...]) -> Snapshot:
+        """Open a snapshot of compact copies of all the kind's layers, which nobody else keeps."""
+        self._count(stacks, 1)
+        return self._enter(Snapshot(self, self._next_ident, kind, start, stop, stacks=stacks))
 
     def copy_out(self, snapshots: Sequence[Snapshot], *, waits: bool = True) -> None:
         """Let lazy snapshots own what they name: one evaluation for all, then the hooks.
@@ -220,12 +228,12 @@ class SnapshotBook:
         if not snapshots:
             return
         allocate_exactly()
-        copies = [snapshot.read() for snapshot in snapshots]
+        copies = [snapshot.read_stacks() for snapshot in snapshots]
         (wait if waits else _dispatch)(copies)
-        for snapshot, layers in zip(snapshots, copies, strict=True):
+        for snapshot, stacks in zip(snapshots, copies, strict=True):
             self._forget_row(snapshot)
-            self._count(layers, 1)
-            snapshot.row, snapshot.owned = None, layers
+            self._count(stacks, 1)
+            snapshot.row, snapshot.owned = None, stacks
         for snapshot in snapshots:
             if snapshot.on_materialise is not None:
                 snapshot.on_materialise(snapshot.nbytes)
@@ -239,24 +247,24 @@ class SnapshotBook:
         snapshot.check_open()
         self._forget_row(snapshot)
         del self._open[snapshot.ident]
-        self._count(snapshot.layers, -1)
+        self._count(snapshot.stacks, -1)
         snapshot.row = snapshot.owned = None
 
     def split(self, snapshot: Snapshot, at: int) -> tuple[Snapshot, Snapshot]:
         """Use a snapshot up for two that meet at `at`, which lies inside it."""
         kind, start, stop, row = snapshot.kind, snapshot.start, snapshot.stop, snapshot.row
-        layers = list(snapshot.layers)
+        stacks = list(snapshot.stacks)
         self.end(snapshot)
         if row is not None:
             return self.add_lazy(row, kind, start, at), self.add_lazy(row, kind, at, stop)
-        left: list[LayerState] = []
-        right: list[LayerState] = []
-        while layers:
-            some = _take_some(layers)
+        left: list[Stack] = []
+        right: list[Stack] = []
+        while stacks:
+            some = _take_some(stacks)
             allocate_exactly()
             parts = [
-                (_compact(state, 0, at - start), _compact(state, at - start, stop - start))
-                for state in some
+                (compact(stack, 0, at - start), compact(stack, at - start, stop - start))
+                for stack in some
             ]
             self._finish(parts)
             left += [before for before, _ in parts]
@@ -293,28 +301,26 @@ class SnapshotBook:
 
     def _join(self, parent: Snapshot, child: Snapshot) -> Snapshot:
         kind, start, stop = parent.kind, parent.start, child.stop
-        before, after = list(parent.read()), list(child.read())
+        before, after = list(parent.read_stacks()), list(child.read_stacks())
         parent.close()
         child.close()
-        layers: list[LayerState] = []
-        while before:
-            some = _take_some(before)
-            others, after = after[: len(some)], after[len(some) :]
+        stacks: list[Stack] = []
+        for some in in_parts(take_pairs(before, after), lambda pair: sum(map(nbytes_of, pair))):
             allocate_exactly()
-            joined = [_concatenate(*states) for states in zip(some, others, strict=True)]
+            joined = [concatenate(*pair) for pair in some]
             self._finish(joined)
-            layers += joined
-        return self.add_owned(kind, start, stop, tuple(layers))
+            stacks += joined
+        return self.add_owned(kind, start, stop, tuple(stacks))
 
     def _enter(self, snapshot: Snapshot) -> Snapshot:
         self._open[snapshot.ident] = snapshot
         self._next_ident += 1
         return snapshot
 
-    def _count(self, layers: tuple[LayerState, ...], sign: int) -> None:
-        for state in layers:
-            self._arrays += sign * len(state)
-            self._nbytes += sign * _nbytes_of(state)
+    def _count(self, stacks: tuple[Stack, ...], sign: int) -> None:
+        for stack in stacks:
+            self._arrays += sign * len(stack)
+            self._nbytes += sign * nbytes_of(stack)
 
     def _forget_row(self, snapshot: Snapshot) -> None:
         if snapshot.row is None:
@@ -330,36 +336,13 @@ def _dispatch(arrays: object) -> None:
     mx.async_eval(arrays)  # type: ignore[no-untyped-call]
 
 
-def _take_some(layers: list[LayerState]) -> list[LayerState]:
-    """Take the first layers away from a list: those copied together, each released when done.
+def _take_some(stacks: list[Stack]) -> list[Stack]:
+    """Take the first stacks away from a list: those copied together, each released when done.
 
     So a second copy takes no more than `LIFTED_NBYTES`, or one layer's memory, where the book
-    waits; where it does not, each is released when the device has come to it.
+    waits; where it does not, each is released when the device has come to it. For two that are
+    joined see `take_pairs`.
     """
-    some = next(iter(in_parts(layers, _nbytes_of)))
-    del layers[: len(some)]
+    some = next(iter(in_parts(stacks, nbytes_of)))
+    del stacks[: len(some)]
     return some
-
-
-def _nbytes_of(state: LayerState) -> int:
-    return sum(array.nbytes for array in state)
-
-
-def _concatenate(before: LayerState, after: LayerState) -> LayerState:
-    """Return two adjacent states of a layer as one, lazy."""
-    pairs = zip(before, after, strict=True)
-    return tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in pairs)
-
-
-def _compact(state: LayerState, first: int, last: int) -> LayerState:
-    """Return the entries [first, last) as memory of their own, lazy.
-
-    Two parts joined are always copied; a slice, even `mx.contiguous` of one, may share the whole,
-    and gathering is several times slower.
-    """
-    if last - first < 2:
-        positions = mx.arange(first, last)
-        return tuple(mx.take(array, positions, axis=POSITION_AXIS) for array in state)
-    middle = (first + last) // 2
-    halves = zip(clip(state, first, middle), clip(state, middle, last), strict=True)
-    return tuple(mx.concatenate(list(pair), axis=POSITION_AXIS) for pair in halves)

@@ -6,14 +6,14 @@ Invariants:
 - `attend_joined` writes into the arrays themselves, unseen by MLX: see `decode_attention`.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import partial
 
 import mlx.core as mx
 
 from mlxd_worker.cache.arenas.plan import Chunk, Group, StepPlan
-from mlxd_worker.cache.base import Kind, Place
+from mlxd_worker.cache.base import Kind, LayerCache, Place
 from mlxd_worker.cache.layers.attention import (
     Asked,
     attend_causally,
@@ -122,9 +122,17 @@ class KVCache(SliceableCache):
         return copy_range(self.range_at(place, start), stop - start)
 
     def put(
-        self, place: Place, start: int, stop: int, source: Place | tuple[mx.array, ...]
+        self,
+        place: Place,
+        start: int,
+        stop: int,
+        source: Place | tuple[mx.array, ...],
+        *,
+        at: int = 0,
     ) -> list[mx.array]:
         """Write [start, stop) of another row, or of what `read` returned from `start` on; lazy.
+
+        at: of arrays that have several layers', this one's.
 
         It goes behind what is under way, and nobody waits: once the result is dispatched, whatever
         is dispatched later finds it there.
@@ -133,7 +141,7 @@ class KVCache(SliceableCache):
             origin = self.range_at(source, start)
         else:
             keys, values = source
-            origin = Range(keys, values, slot=0, start=0)
+            origin = Range(keys, values, slot=at, start=0)
         return [put_range(origin, self.range_at(place, start), stop - start)]
 
     @property
@@ -177,6 +185,11 @@ class KVCache(SliceableCache):
         )
         for array, new in zip(self._arenas[group.arena], entries, strict=True):
             array[at] = members(new, group)
+
+
+def copies_all(layers: Iterable[LayerCache | None]) -> bool:
+    """Tell whether all layers read the chunk of a prompt from copies of its row."""
+    return all(isinstance(layer, KVCache) and layer.copies for layer in layers)
 
 
 def _target(group: Group, heads: int, axis: int) -> mx.array:
