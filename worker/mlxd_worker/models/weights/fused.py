@@ -28,8 +28,8 @@ _GELU_CUBE: Final = 0.044715
 def normed_times(rows: mx.array, norm: Norm, projection: Projection) -> mx.array:
     """Return the projection of the normalised rows."""
     plain = _plain(projection)
-    if plain is not None and served_by_row(rows, plain, norm):
-        return row_times(rows, plain, norm=norm)
+    if plain is not None and served_by_row(rows, plain.weight, norm):
+        return row_times(rows, plain.weight, norm=norm)
     return projection(mx.fast.rms_norm(rows, norm.weight, norm.eps))
 
 
@@ -41,10 +41,10 @@ def add_projection(
         out = mx.fast.rms_norm(projection(rows), norm.weight, norm.eps)
         return bounded_sum(residual, out)
     plain = _plain(projection)
-    if plain is not None and served_by_row(rows, plain):
-        return row_times(rows, plain, residual=residual)
+    if plain is not None and served_by_row(rows, plain.weight):
+        return row_times(rows, plain.weight, residual=residual)
     if plain is not None and runs_cuda():
-        return mx.addmm(residual, rows, plain.T)
+        return mx.addmm(residual, rows, plain.across)
     return residual + projection(rows)
 
 
@@ -67,8 +67,8 @@ def gate_projection(
     """Return `act(g) * u`, g and u being the halves of the normalised rows' projection."""
     plain = _plain(gate_up)
     silu = activation is Activation.SILU
-    if silu and plain is not None and served_by_row(rows, plain, norm):
-        return row_times(rows, plain, norm=norm, gated=True)
+    if silu and plain is not None and served_by_row(rows, plain.weight, norm):
+        return row_times(rows, plain.weight, norm=norm, gated=True)
     both = gate_up(mx.fast.rms_norm(rows, norm.weight, norm.eps))
     return gated_halves(both, width=width, activation=activation)
 
@@ -107,13 +107,11 @@ def _steepness(gate: mx.array, activation: Activation) -> mx.array:
 def logits_of(hidden: mx.array, head: Projection) -> mx.array:
     """Return the head's products as float32."""
     plain = _plain(head)
-    if plain is not None and served_by_row(hidden, plain):
-        return row_times(hidden, plain, wide=True)
+    if plain is not None and served_by_row(hidden, plain.weight):
+        return row_times(hidden, plain.weight, wide=True)
     return head(hidden).astype(mx.float32)
 
 
-def _plain(projection: Projection) -> mx.array | None:
-    """Return the matrix of a projection that is nothing else; None for any other."""
-    if isinstance(projection, Linear) and projection.bias is None:
-        return projection.weight
-    return None
+def _plain(projection: Projection) -> Linear | None:
+    """Return a projection that is a matrix and nothing else; None for any other."""
+    return projection if isinstance(projection, Linear) and projection.bias is None else None

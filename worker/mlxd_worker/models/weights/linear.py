@@ -7,7 +7,7 @@ Invariants:
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from typing import Any, ClassVar, Self
 
@@ -33,13 +33,13 @@ class Weighted:
     def arrays(self) -> dict[str, mx.array]:
         """Return what the fields hold by their names, each array once; of a tuple by number."""
         named: dict[str, mx.array] = {}
-        for field in fields(self):
-            held = getattr(self, field.name)
+        for part in [part for part in fields(self) if part.init]:
+            held = getattr(self, part.name)
             if isinstance(held, tuple):
-                for number, part in enumerate(held):
-                    named |= named_arrays(str(number), part)
+                for number, one in enumerate(held):
+                    named |= named_arrays(str(number), one)
             else:
-                named |= named_arrays(field.name, held)
+                named |= named_arrays(part.name, held)
         return named
 
 
@@ -50,17 +50,33 @@ class Linear(Weighted):
     weight: mx.array
     """[outputs, inputs]."""
     bias: mx.array | None = None
+    _across: mx.array | None = field(default=None, init=False, repr=False, compare=False)
 
     @property
     def dtype(self) -> mx.Dtype:
         """The weight's type."""
         return self.weight.dtype
 
+    @property
+    def across(self) -> mx.array:
+        """[inputs, outputs]: the weight's own memory, turned."""
+        return self.weight.T if self._across is None else self._across
+
+    def turn_once(self) -> Self:
+        """Turn the weight here and not in every pass; for one that stays. Return the linear.
+
+        It is an operation less for the host in each product, of some ten in a layer.
+        """
+        across = self.weight.T
+        mx.eval(across)
+        object.__setattr__(self, "_across", across)
+        return self
+
     def __call__(self, rows: mx.array) -> mx.array:
         """Map [M, inputs] to [M, outputs], lazy."""
         if self.bias is None:
-            return rows @ self.weight.T
-        return mx.addmm(self.bias, rows, self.weight.T)
+            return rows @ self.across
+        return mx.addmm(self.bias, rows, self.across)
 
     def lookup(self, ids: mx.array) -> mx.array:
         """Return the weight's own rows at `ids` [M], as [M, inputs], lazy: an embedding."""
@@ -221,7 +237,9 @@ def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Li
         places += [first + place for place in order]
     take = partial(mx.take, indices=mx.array(places, dtype=mx.int32), axis=0)
     if isinstance(part, Linear):
-        taken: Linear | PackedLinear = replace(part, weight=take(part.weight))
+        weight = take(part.weight)
+        mx.eval(weight)
+        taken: Linear | PackedLinear = replace(part, weight=weight).turn_once()
     else:
         taken = part.cut(take)
     mx.eval(list(taken.arrays().values()))
@@ -236,7 +254,7 @@ def packed_rows_least(held: object) -> int | None:
     if isinstance(held, PackedWeight):
         return held.rows_max if held.unpacks else None
     if isinstance(held, Weighted):
-        parts: Iterable[object] = (getattr(held, field.name) for field in fields(held))
+        parts: Iterable[object] = (getattr(held, part.name) for part in fields(held))
     else:
         parts = held if isinstance(held, tuple) else ()
     limits = map(packed_rows_least, parts)

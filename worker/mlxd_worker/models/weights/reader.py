@@ -173,20 +173,20 @@ class Reader:
         bias = self.take_stacked([f"{stem}.bias" for stem in stems]) if has_bias else None
         packings = [self._packing.get(name) for name in names]
         if not any(packings):
-            return Linear(self.take_stacked(names), bias)
+            return Linear(self.take_stacked(names), bias).turn_once()
         if packings[0] is not None and self.keeps_packed:
             return self._packed_linear(stems, packings[0], bias)
         if packings[0] is not None and len(set(packings)) == 1 and not self._own_scales(stems):
-            return Linear(self._unpack(stems, packings[0]), bias)
+            return Linear(self._unpack(stems, packings[0]), bias).turn_once()
         parts = [
             self.take(name) if packing is None else self._unpack([stem], packing)
             for stem, name, packing in zip(stems, names, packings, strict=True)
         ]
         if len(parts) == 1:
-            return Linear(parts[0], bias)
+            return Linear(parts[0], bias).turn_once()
         weight = mx.concatenate(parts, axis=0)
         self._evaluate(weight, names)
-        return Linear(weight, bias)
+        return Linear(weight, bias).turn_once()
 
     def _packed_linear(
         self, stems: Sequence[str], packing: Packing, bias: mx.array | None
