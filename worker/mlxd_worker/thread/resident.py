@@ -8,6 +8,7 @@ Invariants:
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -24,7 +25,14 @@ from mlxd_models.files.model_source import files_of
 from mlxd_models.fit.described import Life, facts_of, life_of
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.fit.options import check_options
-from mlxd_models.fit.plan import ACTIVATIONS_TERM, KV_TERM, POOL_TERM, Device, Plan
+from mlxd_models.fit.plan import (
+    ACTIVATIONS_TERM,
+    KV_TERM,
+    POOL_TERM,
+    WEIGHTS_TERM,
+    Device,
+    Plan,
+)
 from mlxd_models.fit.planner import plan_load
 from mlxd_models.fit.shares import check_divides, rank_description
 from mlxd_models.sizes.weight_forms import FloatType
@@ -50,6 +58,7 @@ from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.machine.cores import available_cores
+from mlxd_worker.machine.launching import choose_launching
 from mlxd_worker.models.base import Model, Passes, Sighted
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.weights.reader import Progress
@@ -118,7 +127,7 @@ def make_resident(
         read_nbytes = bytes_total
         report(LoadProgress("reading weights", bytes_read, bytes_total))
 
-    _set_limits(plan, own.footprint, life.form, device)
+    _prepare_mlx(plan, own.footprint, life.form, device, share)
     model = _read_model(files, life, plan, progress, share)
     caches = _new_caches(model, plan, in_place=writes_in_place(model, device))
     passes: Passes = (compiled := compile_steps(model, caches, device)) or model
@@ -271,8 +280,13 @@ def _new_caches(model: Model, plan: Plan, *, in_place: bool) -> RowCaches:
     )
 
 
-def _set_limits(plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind) -> None:
-    """Hold MLX to the plan: the size of its pool, and how far it evaluates ahead."""
+def _prepare_mlx(
+    plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind, share: Share | None
+) -> None:
+    """Hold MLX to the plan: how it launches, its pool's size, and how far it evaluates ahead."""
+    if device is DeviceKind.CUDA and share is None:  # over ranks it was never measured
+        weights_nbytes = plan.nbytes_of(WEIGHTS_TERM)
+        choose_launching(os.environ, weights_nbytes=weights_nbytes, rows_max=plan.rows_max)
     pool_nbytes = plan.nbytes_of(POOL_TERM)
     mx.set_cache_limit(pool_nbytes)
     if device is DeviceKind.CPU:
