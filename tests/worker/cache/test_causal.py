@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import mlx.core as mx
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from mlxd_worker.cache.arenas.plan import Chunk, StepPlan
 from mlxd_worker.cache.base import ArenaId, Place
 from mlxd_worker.cache.layers.attention import (
     CAUSAL_WIDTHS,
+    WORTH_CUTTING,
     Asked,
     attend_causally,
     attend_chunk,
     attend_row,
     causal_width,
+    unmasked_count,
 )
 from mlxd_worker.cache.layers.kv import KVCache
 from mlxd_worker.kernels.device import runs_cuda
@@ -48,6 +52,45 @@ def test_a_chunk_at_a_multiple_of_its_width_is_attended_causally(
 def test_any_other_chunk_is_not(start: int, count: int) -> None:
     """Each begin would be a shape of its own, for which a GPU builds a kernel."""
     assert causal_width(start, count, 4 * MOST) is None
+
+
+@given(
+    st.integers(0, 8 * MOST), st.integers(1, MOST), st.integers(0, 2 * MOST), st.integers(0, MOST)
+)
+def test_a_prompt_is_cut_where_no_mask_is_needed(
+    start: int, count: int, later: int, room: int
+) -> None:
+    """But for what is before the first multiple of a width, and where little would be left."""
+    wanted = count + later
+    capacity = start + wanted + room
+    chunk = unmasked_count(start, count, wanted=wanted, capacity=capacity)
+
+    assert 0 < chunk <= count
+    if chunk < count:
+        assert wanted - chunk >= WORTH_CUTTING
+        if start % LEAST:
+            assert (start + chunk) % LEAST == 0
+        else:
+            assert chunk in CAUSAL_WIDTHS
+            assert causal_width(start, chunk, capacity) == chunk
+    elif wanted - count >= WORTH_CUTTING and not start % LEAST:
+        assert causal_width(start, count, capacity) is not None
+
+
+@pytest.mark.parametrize(
+    ("start", "count", "wanted", "chunk"),
+    [
+        (0, MOST, 4 * MOST, MOST),
+        (LEAST, MOST, 4 * MOST, LEAST),
+        (2 * LEAST, MOST, 4 * MOST, 2 * LEAST),
+        (3 * LEAST, LEAST + 1, LEAST + 1, LEAST + 1),
+        (500, 600, 600, 600),
+        (2000, MOST, MOST, 48),
+    ],
+)
+def test_a_cut_is_worth_a_pass(start: int, count: int, wanted: int, chunk: int) -> None:
+    """A prompt that ends soon has one pass, under a mask."""
+    assert unmasked_count(start, count, wanted=wanted, capacity=8 * MOST) == chunk
 
 
 def test_nothing_beyond_a_row_s_place_is_read() -> None:

@@ -16,7 +16,6 @@ from mlxd_worker.engine.pacing import (
     STALE_STEPS,
     Pacer,
     Rate,
-    chunk_widths,
 )
 
 TARGET_S = 0.1
@@ -341,37 +340,6 @@ def test_a_clock_that_stands_still_is_no_fault() -> None:
     assert pacer.chunk(4000, 0.0) == CHUNK_FLOOR_TOKENS
     pacer.learn_prefill(10, 1.0)
     assert pacer.prefill_token_s > 0.0
-
-
-def test_widths_are_few_where_shapes_are_bounded() -> None:
-    """A prompt's chunks, but for its last, are of few sizes, all within the whole chunk."""
-    widths = chunk_widths(CHUNK)
-    assert widths == (32, 64, 128, 256, 512)
-    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK, few_widths=True)
-    pacer.learn_prefill(1000, 1.0)
-    pacer.learn_step(0.02)
-    for spent_s in (0.0, 0.01, 0.03, 0.06, 0.2):
-        pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
-        assert pacer.chunk(4000, spent_s) in widths
-    pacer.begin_step(0.0, decoding=True, waiting_tokens=MANY)
-    assert pacer.chunk(37, 0.0) == 37
-
-
-@pytest.mark.parametrize(
-    ("token_s", "whole"), [(1e-3, 512), (1e-4, 512), (9e-5, 1024), (4e-5, 2048), (1e-6, 2048)]
-)
-def test_a_pass_is_what_the_device_reads_in_the_target_time(token_s: float, whole: int) -> None:
-    """A chunk, twice or four times as much: for one prompt, or for several together."""
-    pacer = Pacer(target_s=TARGET_S, chunk_tokens=CHUNK, pass_tokens=4 * CHUNK, few_widths=True)
-    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
-    assert pacer.chunk(4000, 0.0) == CHUNK, "nothing was measured"
-    pacer.learn_prefill(CHUNK, CHUNK * token_s)
-
-    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
-    assert pacer.chunk(4000, 0.0) == whole
-    assert pacer.chunk(4000, 0.0) == 0
-    pacer.begin_step(0.0, decoding=False, waiting_tokens=MANY)
-    assert sum(iter(lambda: pacer.chunk(128, 0.0), 0)) == whole
 
 
 @given(st.lists(st.tuples(st.integers(1, 2000), st.floats(0.0, 1e3)), max_size=60))

@@ -16,8 +16,8 @@ from mlxd_worker.cache.base import LayerCache, RowId
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.layers.recurrent import RecurrentCache, RowState
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.prefilling import reads_together
 from mlxd_worker.engine.request import Failed
+from mlxd_worker.engine.stepping.chunking import reads_together
 from mlxd_worker.models.base import Batch, Capabilities, Model
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.support.engines import Collected, TinyEngine, engine_on

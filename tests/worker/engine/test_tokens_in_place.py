@@ -14,7 +14,14 @@ import mlx.core as mx
 import pytest
 
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.layers.tokens import READS_MAX, TOKEN_SIZES, fill, lay_tokens, size_of
+from mlxd_worker.cache.layers.tokens import (
+    READS_MAX,
+    TOKEN_SIZES,
+    fill,
+    is_read_in_place,
+    lay_tokens,
+    size_of,
+)
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.models.base import Batch, Model, Passes
@@ -201,6 +208,26 @@ def test_long_prompts_are_read_by_products_within_what_they_have(model: Model) -
     assert plan.chunk is not None
     assert plan.chunk.span == CONTEXT
     assert READS_MAX < 800 * 800
+
+
+@pytest.mark.parametrize(
+    ("lengths", "counts", "able"),
+    [
+        ([512], [512], True),
+        ([1024], [512], False),
+        ([1280, 9000], [256, 1], True),
+        ([2048, 9000], [256, 1], False),
+        ([2128], [128], True),
+        ([50_000], [8], True),
+        ([512, 512, 512], [512, 512, 512], False),
+        ([1 << 20, 1 << 20], [1, 1], True),
+    ],
+)
+def test_what_products_read_faster_is_not_read_in_place(
+    lengths: list[int], counts: list[int], *, able: bool
+) -> None:
+    """A long chunk far into its row, and what is too much in sum; steps of one token always are."""
+    assert is_read_in_place(lengths, counts, most=TOKEN_SIZES[-1]) is able
 
 
 def test_a_pass_has_one_of_few_numbers_of_tokens(model: Model) -> None:

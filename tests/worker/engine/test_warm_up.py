@@ -279,3 +279,15 @@ def test_each_shape_of_a_long_prompt_s_chunk_is_run(in_place: int) -> None:
     others = [each for each in both if causal_width(*each, spans[-1]) is None]
     assert shapes_under_masks(masked) == shapes_under_masks(others)
     assert all(begin >= 0 and begin + width <= context for begin, width in both)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_a_span_whose_end_is_read_in_place_may_still_be_met(*, causal: bool) -> None:
+    """By a chunk of the whole context, though none of the usual widths is read by products."""
+    assert is_read_in_place([768], [512], most=2048)
+    assert not is_read_in_place([767], [766], most=2048)
+
+    chunks = chunks_to_warm((512, 768), 768, in_place=2048, causal=causal)
+
+    assert chunks == [(1, 767)]
+    assert not chunks_to_warm((512,), 512, in_place=2048, causal=causal), "no chunk is so long"

@@ -12,9 +12,9 @@ from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.layers.kinds import AttentionGeometry
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.prefilling import reads_together
 from mlxd_worker.engine.stepping.ahead import Lead
 from mlxd_worker.engine.stepping.choose import Way, compile_steps, way_of
+from mlxd_worker.engine.stepping.chunking import reads_together
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.exponentials import by_powers
 from mlxd_worker.kernels.switches import SWITCHES, Switches

@@ -5,9 +5,8 @@ Invariants:
   a step waits at most CONSTRAINT_MASK_WAIT_S, and twice in all: the rows whose masks take longer
   sit steps out (`advance`). What they have drawn is told as soon as their constraints have it.
 - At most `rows_max` rows hold caches; at most `waiting_max` more streams wait (`waiting`).
-- A step evaluates at most one whole pass of prompt tokens (`prefilling`, `pacing`), so whoever is
-  cancelled, or whose deadline has passed, is gone within one pass. A stream whose deadline passes
-  while it waits is never evaluated.
+- A step evaluates at most one whole pass of prompt tokens (`prefilling`, `pacing`): within so long
+  whoever is cancelled, or too late, is gone. Who is too late while waiting is never evaluated.
 - A row lets others have its prompt with its first sound token. However it ends, what it has
   computed is kept for the next prompt that begins alike, unless its logits were no numbers.
 - A stream that is known here gets exactly one end, unless it is cancelled.
@@ -34,11 +33,12 @@ from mlxd_worker.engine.masks.advance import Advance, Masks
 from mlxd_worker.engine.masks.holds import hold_of
 from mlxd_worker.engine.masks.threads import MaskThreads
 from mlxd_worker.engine.pacing import Pacer
-from mlxd_worker.engine.prefilling import Prefill, reads_together
+from mlxd_worker.engine.prefilling import Prefill
 from mlxd_worker.engine.request import Event, Failed, Occupancy, StreamId, Submit, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.sampling.sampler import TOKEN_INVALID
 from mlxd_worker.engine.stepping.base import Carried, Run, Stepper, settle
+from mlxd_worker.engine.stepping.chunking import reads_together
 from mlxd_worker.engine.text import TextDecoder, TextStream
 from mlxd_worker.engine.waiting import WaitingQueue
 from mlxd_worker.models.base import Passes

@@ -135,6 +135,8 @@ class Pacer:
         self._prefill = Rate()
         self._decode = Rate()
         self._left_tokens = 0
+        self._begun_tokens = 0
+        """What this step had at its beginning, by its time as well."""
         self._unread_tokens = 0
         """Given out in this step, and not evaluated yet."""
         self._until_s: float | None = None
@@ -178,6 +180,7 @@ class Pacer:
             known = self._prefill.work > 0.0
             self._gentle = known and wanted_s <= piece_s and waiting_tokens <= GENTLE_TOKENS_MAX
             self._until_s = now_s + min(max(wanted_s, piece_s), most_s)
+        self._begun_tokens = min(self._left_tokens, self._fitting(now_s))
 
     def over(self, now_s: float) -> bool:
         """Whether there is no time left for prompts, once what was given out has been read."""
@@ -212,6 +215,17 @@ class Pacer:
         self._left_tokens -= tokens
         self._unread_tokens += tokens
         return tokens
+
+    def leaves_a_piece(self, wanted: int, now_s: float) -> bool:
+        """Tell whether a prompt of which a chunk or more is wanted would have less of this step.
+
+        Not of what nobody has had any of yet, nor where a step began with less than two chunks:
+        else such a prompt might wait for long.
+        """
+        if self._whole_tokens == self._left_tokens or self._begun_tokens < 2 * self._chunk_tokens:
+            return False
+        left = min(self._left_tokens, self._fitting(now_s))
+        return CHUNK_FLOOR_TOKENS <= left < self._chunk_tokens <= wanted
 
     def learn_prefill(self, tokens: int, seconds: float) -> None:
         """Learn what one pass over `tokens` prompt tokens took, those given out last or others."""

@@ -26,11 +26,9 @@ from functools import partial
 from typing import Final
 
 from mlxd_models.sizes.pass_sizes import together_max
-from mlxd_shared.domain.fast_paths import FastPath
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.arenas.chunks import Attended
 from mlxd_worker.cache.base import RowId
-from mlxd_worker.cache.layers.tokens import is_read_in_place
 from mlxd_worker.cache.prefix.lookup import Lookup, begin_alike
 from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
@@ -38,11 +36,10 @@ from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.pacing import Pacer
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Carried, Stepper
+from mlxd_worker.engine.stepping.chunking import Chunking, is_alone
 from mlxd_worker.engine.stepping.forward import RowChunk, prefill
-from mlxd_worker.engine.stepping.spans import count_whole
 from mlxd_worker.engine.waiting import Turns
-from mlxd_worker.kernels.switches import SWITCHES
-from mlxd_worker.models.base import Capabilities, Passes
+from mlxd_worker.models.base import Passes
 
 SHARED_MIN_TOKENS: Final = 64
 """So many tokens that two prompts begin with are worth waiting for."""
@@ -58,15 +55,6 @@ WAITED_MIN_S: Final = 1e-3
 """A row counts as having waited at least so long."""
 
 _log = get_logger("engine")
-
-
-def reads_together(able: Capabilities, caches: RowCaches) -> bool:
-    """Tell whether one pass may read several rows' prompts.
-
-    Windows and states are read row by row: what goes around in a ring, and what every token
-    changes, has an order within each row that a list of many rows' tokens has not.
-    """
-    return able.reads_chunks and caches.sliceable and SWITCHES.is_on(FastPath.PROMPTS_TOGETHER)
 
 
 class Prefill:
@@ -103,6 +91,7 @@ class Prefill:
         self._together = together
         context, few = caches.table.context_max, caches.bounded_shapes
         self._most = together_max(context, on_cpu=not few)
+        self._chunking = Chunking.of(model.capabilities, caches)
         self._company: list[RowChunk] = []
         """What the next pass reads; empty between steps."""
         self._coming: dict[RowId, int] = {}
@@ -159,18 +148,24 @@ class Prefill:
         able = self._able(waiting, rows)
         now_s = self._clock()
         ranks = {row.id: self._rank(row, now_s) for row in able}
+        oldest_waits = False
         while able:
             row = self._turns.first_of(able, rank=lambda entry: ranks[entry.id])
+            if self._would_have_a_piece(row):
+                first = able[0]
+                able = [entry for entry in able if not self._would_have_a_piece(entry)]
+                oldest_waits = oldest_waits or not able or able[0] is not first
+                continue
             self.begin(row)
             if row.id in self._prefix.waiting:
                 able = self._able([entry for entry in able if entry is not row], [row])
                 continue
-            if self._joins and self._pacer.gentle and not _is_alone(row) and row.advance is None:
+            if self._joins and self._pacer.gentle and not is_alone(row) and row.advance is None:
                 if not row.decoding:
                     joined.append(self._taken_along(row, joined))
             elif not row.decoding and row.prefill_left and not self._add_next(row):
                 return joined
-            self._turns.note_turn(by_oldest=row is able[0])
+            self._turns.note_turn(by_oldest=row is able[0] and not oldest_waits)
             if self._pacer.over(self._clock()):  # a restore takes time as well
                 return joined
             if len(joined) == JOINED_PROMPTS_MAX or self._left_to_join(joined) <= 0:
@@ -178,6 +173,16 @@ class Prefill:
             # The others have been looked at: only this one has just begun.
             able = self._able([entry for entry in able if entry is not row], [row])
         return joined
+
+    def _would_have_a_piece(self, row: Row) -> bool:
+        """Tell whether a long prompt is to wait for a step that has more left than a small piece.
+
+        What follows the piece would begin where kernels for whole chunks do not serve.
+        """
+        if not self._chunking.copies or row.decoding:
+            return False
+        left = row.prefill_left - (0 if row.begun else self._known_of(row))
+        return self._pacer.leaves_a_piece(left, self._clock())
 
     def _able(self, waiting: Sequence[Row], others: Sequence[Row]) -> list[Row]:
         """Return the rows that are not to wait for what one of `others` is about to have."""
@@ -267,8 +272,10 @@ class Prefill:
 
     def _add_next(self, row: Row) -> bool:
         """Put the row's next chunk among those to be read; False where the step may do no more."""
-        fit = partial(count_whole, row.request.images, row.offset)
-        tokens = self._pacer.chunk(self._wanted_count(row), self._clock(), fit=fit)
+        wanted, capacity = self._wanted_count(row), self._caches.table.place(row.id).capacity
+        images, fit = row.request.images, self._chunking.fit
+        fit_here = partial(fit, images, row.offset, wanted=wanted, capacity=capacity)
+        tokens = self._pacer.chunk(wanted, self._clock(), fit=fit_here)
         if not tokens:
             return False
         beyond = not self._attended.beside(tokens, row.offset + tokens).within(self._most)
@@ -288,7 +295,7 @@ class Prefill:
         self._coming.clear()
         if not company:
             return
-        in_place = self._reads_in_place(company)
+        in_place = self._chunking.reads_in_place(company)
         if not in_place:
             self._stepper.rest()
         inlays = () if self._gallery is None else self._gallery.inlays_of(company)
@@ -316,7 +323,7 @@ class Prefill:
         if not (company and stepper.carries and stepper.ahead and self._pacer.prefill_token_s):
             return False
         able = all(row.foreseeable and not row.request.images for row, _ in company)
-        return able and self._reads_in_place(company)
+        return able and self._chunking.reads_in_place(company)
 
     def _hand_over(self) -> list[Carried]:
         """Return what was to be read, for a step's pass, and forget it."""
@@ -331,18 +338,9 @@ class Prefill:
         go by MLX's writes, which take as long as the arena is large.
         """
         in_place = self._model.capabilities.prompts_in_place
-        return bool(in_place and self._company) and not self._reads_in_place(
+        return bool(in_place and self._company) and not self._chunking.reads_in_place(
             [*self._company, chunk]
         )
-
-    def _reads_in_place(self, company: Sequence[RowChunk]) -> bool:
-        """Tell whether a pass writes in place, and nothing but its own row's next pass reads it."""
-        most = self._model.capabilities.prompts_in_place
-        if not most:
-            return False
-        ends = [row.offset + len(tokens) for row, tokens in company]
-        own = not any(_is_alone(row) for row, _ in company)
-        return own and is_read_in_place(ends, [len(tokens) for _, tokens in company], most=most)
 
     def _rank(self, row: Row, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left
@@ -386,12 +384,6 @@ class Prefill:
             if both <= _reusable(row) and begin_alike(prompt, other.request.looked_up, both):
                 return True
         return False
-
-
-def _is_alone(row: Row) -> bool:
-    """Tell whether something is made of a row's own passes, or goes into them, beside tokens."""
-    looks = any(image.stop > row.offset for image in row.request.images)
-    return row.embeds or row.scores is not None or looks
 
 
 def _reusable(row: Row) -> int:

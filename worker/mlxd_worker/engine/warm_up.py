@@ -15,20 +15,22 @@ import mlx.core as mx
 from mlxd_models.sizes.arena_sizes import capacity_classes, slot_sizes
 from mlxd_shared import config
 from mlxd_worker.cache.base import Kind, RowId
-from mlxd_worker.cache.layers.attention import CAUSAL_WIDTHS, CHUNK_WIDTHS, causal_width
-from mlxd_worker.cache.layers.kv import KVCache
+from mlxd_worker.cache.layers.attention import (
+    CAUSAL_WARMED,
+    CAUSAL_WIDTHS,
+    CHUNK_WIDTHS,
+    causal_width,
+)
+from mlxd_worker.cache.layers.kv import copies_all
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.layers.tokens import TOKEN_SIZES, is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.prefilling import reads_together
+from mlxd_worker.engine.stepping.chunking import reads_together
 from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.models.base import Batch, Passes
 
 _ROW, _OTHER, _BETWEEN = RowId(-1), RowId(-2), RowId(-3)
 """No stream's rows."""
-CAUSAL_WARMED = 8192
-"""Up to so many positions each shape of a chunk without a mask is run: 56, 0.1 s each at 8 B."""
-
 _CHUNKS = (2, 3)
 """Tokens of two rows that are read together."""
 
@@ -88,7 +90,7 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
         capacity_classes(table.context_max, table.rows_max),
         table.context_max,
         in_place=in_place,
-        causal=all(isinstance(layer, KVCache) and layer.copies for layer in caches.layers),
+        causal=copies_all(caches.layers),
     )
     for begin, width in chunks:
         caches.leave(_ROW, sound=False)
@@ -110,9 +112,16 @@ def chunks_to_warm(
     and padded, up to `CAUSAL_WARMED` positions; what lies beyond takes a tenth of a second when it
     is first met.
     """
-    # One off a multiple, so that a mask is what is run.
-    ends = [(min(span, context_max) - width, width) for span in spans for width in CHUNK_WIDTHS]
-    chunks = [(begin - 1 if begin and causal else begin, width) for begin, width in ends]
+
+    def by_products(begin: int, width: int) -> bool:
+        return begin >= 0 and not is_read_in_place([begin + width], [width], most=in_place)
+
+    chunks = []
+    for end in [min(span, context_max) for span in spans]:
+        # One off a multiple, so that a mask is what is run.
+        ends = [(end - width - (causal and end > width), width) for width in CHUNK_WIDTHS]
+        # Where those are read in place, a longer one may still meet the same shape.
+        chunks += ends if by_products(*ends[-1]) else [*ends, (1, end - 1)]
     if causal:
         # A row's place may be longer than its context: padding reaches beyond that.
         longest = min(spans[-1], CAUSAL_WARMED)
@@ -123,11 +132,7 @@ def chunks_to_warm(
             for count in (min(width, context_max - begin), width - 1)
             if causal_width(begin, count, longest) == width and begin + count <= context_max
         ]
-    return [
-        (begin, width)
-        for begin, width in chunks
-        if begin >= 0 and not is_read_in_place([begin + width], [width], most=in_place)
-    ]
+    return [chunk for chunk in chunks if by_products(*chunk)]
 
 
 def _warm_company(model: Passes, caches: RowCaches) -> None:

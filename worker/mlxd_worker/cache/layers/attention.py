@@ -34,6 +34,14 @@ CAUSAL_WIDTHS = (512, 1024, 2048)
 """Query positions of a chunk that begins at a multiple of its width, where keys are copied out: one
 call without a mask, over exactly what its last query sees. So few widths have few shapes."""
 
+WORTH_CUTTING = 1024
+"""So much is to be left of a prompt that a chunk is cut for it: a pass more costs as much as a mask
+does for some of these."""
+
+CAUSAL_WARMED = 8192
+"""Positions up to which chunks without a mask are run before anybody asks; each place is a shape of
+its own, which takes a tenth of a second when it is met first."""
+
 SCORE_VALUES = 10
 """Exponentials that one score of a single query costs: its key and value must be read as well."""
 
@@ -287,6 +295,19 @@ def causal_width(start: int, count: int, capacity: int) -> int | None:
     if width is None or start % width or start + width > capacity:
         return None
     return width
+
+
+def unmasked_count(start: int, count: int, *, wanted: int, capacity: int) -> int:
+    """Return how many of `count` tokens from `start` on are best read as one chunk. Pure.
+
+    As many as need no mask (`causal_width`); where `start` is not at a multiple of a width, those
+    up to the next one, so that what follows needs none. All of them, under a mask if need be, where
+    less than `WORTH_CUTTING` would be left of the prompt, of which so much is `wanted`.
+    """
+    least = CAUSAL_WIDTHS[0]
+    fitting = [width for width in CAUSAL_WIDTHS if start % width == 0 and start + width <= capacity]
+    chunk = fitting[-1] if fitting else least - start % least
+    return count if chunk >= count or wanted - chunk < WORTH_CUTTING else chunk
 
 
 def attend_causally(inputs: Asked, keys: mx.array, values: mx.array, width: int) -> mx.array:
