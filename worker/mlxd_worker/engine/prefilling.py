@@ -337,10 +337,8 @@ class Prefill:
         Then each has a pass of its own, in place or by products of one row: several rows' products
         go by MLX's writes, which take as long as the arena is large.
         """
-        in_place = self._model.capabilities.prompts_in_place
-        return bool(in_place and self._company) and not self._chunking.reads_in_place(
-            [*self._company, chunk]
-        )
+        chunking, company = self._chunking, [*self._company, chunk]
+        return bool(chunking.in_place and self._company) and not chunking.reads_in_place(company)
 
     def _rank(self, row: Row, now_s: float) -> tuple[float, ...]:
         request, left = row.request, row.prefill_left

@@ -21,11 +21,10 @@ from mlxd_worker.cache.layers.attention import (
     CHUNK_WIDTHS,
     causal_width,
 )
-from mlxd_worker.cache.layers.kv import copies_all
 from mlxd_worker.cache.layers.shapes import WIDE_WIDTH, AttentionShape
 from mlxd_worker.cache.layers.tokens import TOKEN_SIZES, is_read_in_place
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.stepping.chunking import reads_together
+from mlxd_worker.engine.stepping.chunking import Chunking, reads_together
 from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.models.base import Batch, Passes
 
@@ -90,7 +89,7 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
         capacity_classes(table.context_max, table.rows_max),
         table.context_max,
         in_place=in_place,
-        causal=copies_all(caches.layers),
+        causal=Chunking.of(able, caches).copies,
     )
     for begin, width in chunks:
         caches.leave(_ROW, sound=False)

@@ -1,8 +1,8 @@
 """Whether MLX puts a CUDA device's kernels into graphs, or launches each by itself.
 
 MLX decides that once in a process, by its environment, when the first kernel is to run. In a graph
-a plain kernel costs the host less; but each matrix product is captured into a graph of its own
-first, which costs it more than the launches of a whole layer that are saved.
+a plain kernel is a node, but each matrix product is captured into a graph of its own first. Which
+is faster depends on what bounds a step, the host or the device.
 
 Measured on an H200 (decision 0111): with 128 rows a model of 0.6 B has 9 % more tokens a second
 without graphs, and one of 8 B 7 %; with one row that of 0.6 B has 15 % fewer, that of 8 B 2 % more.
@@ -19,8 +19,7 @@ GRAPHS_VARIABLE: Final = "MLX_USE_CUDA_GRAPHS"
 """Read by MLX."""
 
 MANY_ROWS: Final = 64
-"""From so many rows on most of a step's time on the host is spent on products: with 32 a model of
-0.6 B is as fast either way."""
+"""Between 32 rows, where a model of 0.6 B is as fast either way, and the 128 that were measured."""
 
 LARGE_NBYTES: Final = 8 << 30
 """Weights of so many bytes take a device longer to read than a host takes to launch the kernels of

@@ -132,10 +132,8 @@ class KVCache(SliceableCache):
     ) -> list[mx.array]:
         """Write [start, stop) of another row, or of what `read` returned from `start` on; lazy.
 
-        at: of arrays that have several layers', this one's.
-
         It goes behind what is under way, and nobody waits: once the result is dispatched, whatever
-        is dispatched later finds it there.
+        is dispatched later finds it there. at: of arrays that have several layers', this one's.
         """
         if isinstance(source, Place):
             origin = self.range_at(source, start)

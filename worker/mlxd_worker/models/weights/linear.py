@@ -65,7 +65,7 @@ class Linear(Weighted):
     def turn_once(self) -> Self:
         """Turn the weight here and not in every pass; for one that stays. Return the linear.
 
-        It is an operation less for the host in each product, of some ten in a layer.
+        It is an operation less for a GPU's host in each product.
         """
         across = self.weight.T
         mx.eval(across)
@@ -238,7 +238,6 @@ def _reorder(part: Linear | PackedLinear, orders: Sequence[Sequence[int]]) -> Li
     take = partial(mx.take, indices=mx.array(places, dtype=mx.int32), axis=0)
     if isinstance(part, Linear):
         weight = take(part.weight)
-        mx.eval(weight)
         taken: Linear | PackedLinear = replace(part, weight=weight).turn_once()
     else:
         taken = part.cut(take)

@@ -169,24 +169,29 @@ class Reader:
         self._progress(self._total_nbytes, self._total_nbytes)
 
     def _linear(self, stems: Sequence[str], *, has_bias: bool) -> Linear | PackedLinear:
-        names = [f"{stem}.weight" for stem in stems]
         bias = self.take_stacked([f"{stem}.bias" for stem in stems]) if has_bias else None
+        packing = self._packing.get(f"{stems[0]}.weight")
+        if packing is not None and self.keeps_packed:
+            return self._packed_linear(stems, packing, bias)
+        return Linear(self._plain_weight(stems), bias).turn_once()
+
+    def _plain_weight(self, stems: Sequence[str]) -> mx.array:
+        """Return weights as numbers, joined, evaluated; those that are packed are unpacked."""
+        names = [f"{stem}.weight" for stem in stems]
         packings = [self._packing.get(name) for name in names]
         if not any(packings):
-            return Linear(self.take_stacked(names), bias).turn_once()
-        if packings[0] is not None and self.keeps_packed:
-            return self._packed_linear(stems, packings[0], bias)
+            return self.take_stacked(names)
         if packings[0] is not None and len(set(packings)) == 1 and not self._own_scales(stems):
-            return Linear(self._unpack(stems, packings[0]), bias).turn_once()
+            return self._unpack(stems, packings[0])
         parts = [
             self.take(name) if packing is None else self._unpack([stem], packing)
             for stem, name, packing in zip(stems, names, packings, strict=True)
         ]
         if len(parts) == 1:
-            return Linear(parts[0], bias).turn_once()
+            return parts[0]
         weight = mx.concatenate(parts, axis=0)
         self._evaluate(weight, names)
-        return Linear(weight, bias).turn_once()
+        return weight
 
     def _packed_linear(
         self, stems: Sequence[str], packing: Packing, bias: mx.array | None
