@@ -103,6 +103,11 @@ class PassSizes:
     recurrent: int = 0
     """What a recurrent layer's convolution and recurrence make of a position; float32."""
 
+    @property
+    def widest_values(self) -> int:
+        """Values of a layer's largest matrix: all projections, or gates and what they gate."""
+        return self.hidden * max(self.projected, 2 * self.mlp)
+
     def nbytes(
         self, caches: CacheSizes, *, context: int, rows: int, item_nbytes: int, on_cpu: bool
     ) -> int:

@@ -31,5 +31,7 @@ class FastPath(StrEnum):
     """Several prompts in one pass."""
     ROW_KERNEL = "row-kernel"
     """A single row's products with what stands before and after them, on CUDA."""
+    ROWS_KERNEL = "rows-kernel"
+    """Several rows' products with small matrices, with what stands after them, on CUDA."""
     RUN_AHEAD = "run-ahead"
     """The next step is prepared, or runs, before the last one's tokens are known."""

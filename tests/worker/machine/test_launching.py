@@ -32,6 +32,18 @@ def test_large_models_and_many_rows_have_no_graphs(
     assert environ == {GRAPHS_VARIABLE: "0" if alone else "1"}
 
 
+@pytest.mark.parametrize(("weights_nbytes", "alone"), [(1, False), (LARGE_NBYTES, True)])
+def test_where_all_products_are_nodes_many_rows_have_graphs(
+    weights_nbytes: int, *, alone: bool
+) -> None:
+    """Unless the device takes longer than any host would."""
+    environ: dict[str, str] = {}
+
+    choose_launching(environ, weights_nbytes=weights_nbytes, rows_max=MANY_ROWS, captures=False)
+
+    assert environ == {GRAPHS_VARIABLE: "0" if alone else "1"}
+
+
 @pytest.mark.parametrize("said", ["0", "1"])
 def test_what_the_environment_says_stands(said: str) -> None:
     """Whoever runs the worker decides, for whatever model."""

@@ -99,6 +99,7 @@ PATHS: Final[tuple[PathProof, ...]] = (
     PathProof(FastPath.FEW_ROWS, _CPU, compare_logits),
     PathProof(FastPath.LANES, _CPU, compare_logits),
     PathProof(FastPath.ROW_KERNEL, _CUDA, compare_logits),
+    PathProof(FastPath.ROWS_KERNEL, _CUDA, compare_logits),
     PathProof(FastPath.JOINED_PASSES, _CPU, compare_streams),
     PathProof(FastPath.PROMPTS_TOGETHER, _ALL, compare_streams),
     PathProof(FastPath.RUN_AHEAD, _ALL, compare_streams),

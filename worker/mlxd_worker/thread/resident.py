@@ -57,6 +57,7 @@ from mlxd_worker.engine.stepping.base import Stepper
 from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_place
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
+from mlxd_worker.kernels.products import multiplies
 from mlxd_worker.machine.cores import available_cores
 from mlxd_worker.machine.launching import choose_launching
 from mlxd_worker.models.base import Model, Passes, Sighted
@@ -127,7 +128,7 @@ def make_resident(
         read_nbytes = bytes_total
         report(LoadProgress("reading weights", bytes_read, bytes_total))
 
-    _prepare_mlx(plan, own.footprint, life.form, device, share)
+    _prepare_mlx(plan, own.footprint, life, device, share)
     model = _read_model(files, life, plan, progress, share)
     caches = _new_caches(model, plan, in_place=writes_in_place(model, device))
     passes: Passes = (compiled := compile_steps(model, caches, device)) or model
@@ -281,17 +282,22 @@ def _new_caches(model: Model, plan: Plan, *, in_place: bool) -> RowCaches:
 
 
 def _prepare_mlx(
-    plan: Plan, footprint: Footprint, form: FloatType, device: DeviceKind, share: Share | None
+    plan: Plan, footprint: Footprint, life: Life, device: DeviceKind, share: Share | None
 ) -> None:
     """Hold MLX to the plan: how it launches, its pool's size, and how far it evaluates ahead."""
     if device is DeviceKind.CUDA and share is None:  # over ranks it was never measured
-        weights_nbytes = plan.nbytes_of(WEIGHTS_TERM)
-        choose_launching(os.environ, weights_nbytes=weights_nbytes, rows_max=plan.rows_max)
+        widest_nbytes = footprint.passes.widest_values * life.form.nbytes
+        choose_launching(
+            os.environ,
+            weights_nbytes=plan.nbytes_of(WEIGHTS_TERM),
+            rows_max=plan.rows_max,
+            captures=life.packed or not multiplies(widest_nbytes),
+        )
     pool_nbytes = plan.nbytes_of(POOL_TERM)
     mx.set_cache_limit(pool_nbytes)
     if device is DeviceKind.CPU:
         beyond_nbytes = footprint.passes.beyond_nbytes(
-            footprint.caches, context=plan.context_length, item_nbytes=form.nbytes
+            footprint.caches, context=plan.context_length, item_nbytes=life.form.nbytes
         )
         # Up to this it evaluates ahead; then it waits for what it has begun.
         mx.set_memory_limit(plan.arrays_bytes - pool_nbytes - beyond_nbytes)

@@ -155,13 +155,14 @@ class Ahead:
             self._read_apart(carried)
             return self._draw_some(rows, step, known, ahead=ahead)
         self._take_up(rows)
-        tokens = _tokens_of(step, rows)
-        following = self._make_up(rows, tokens, entering, carried) if ahead else None
+        following = None
+        if ahead:
+            following = self._make_up(rows, _tokens_of(step, rows), entering, carried)
         if following is None:
             self._read_apart(carried)
         if self._lead is Lead.DISPATCHED:
             self._dispatch(following)
-        drawn = [drawn_alone(token_id) for token_id in _read(tokens)]
+        drawn = [drawn_alone(token_id) for token_id in _read(step, rows)]
         if self._lead is Lead.MADE_UP:
             self._dispatch(following)
         return drawn
@@ -173,7 +174,7 @@ class Ahead:
         drawn_for: dict[RowId, Drawn] = {}
         if step is not None and known:
             self._take_up(known)
-            for row, token_id in zip(known, _read(_tokens_of(step, known)), strict=True):
+            for row, token_id in zip(known, _read(step, known), strict=True):
                 drawn_for[row.id] = drawn_alone(token_id)
             drawn_for |= self._draw_anew(step, [row for row in known if row.is_held])
         elif step is not None:
@@ -306,13 +307,17 @@ def _all_foreseeable(rows: Sequence[Row]) -> bool:
 
 
 def _tokens_of(step: _UnderWay, rows: Sequence[Row]) -> mx.array:
-    """Return what the step draws for these rows, lazy."""
+    """Return what the step draws for these rows, for the pass that follows; lazy."""
     indices = [step.index_of[row.id] for row in rows]
     if indices == list(range(step.tokens.shape[0])):
         return step.tokens
     return step.tokens[mx.array(indices, dtype=mx.int32)]
 
 
-def _read(tokens: mx.array) -> list[int]:
-    """Wait for the tokens, and return them."""
-    return cast("list[int]", tokens.tolist())
+def _read(step: _UnderWay, rows: Sequence[Row]) -> list[int]:
+    """Wait for the step's tokens, and return those of these rows.
+
+    They are chosen here: an array of theirs alone would be there once the pass that follows is.
+    """
+    drawn, index_of = cast("list[int]", step.tokens.tolist()), step.index_of
+    return [drawn[index_of[row.id]] for row in rows]

@@ -14,6 +14,8 @@ from mlxd_models.families.common.decoder import Activation
 from mlxd_models.families.common.experts import GateClamp
 from mlxd_worker.kernels.device import runs_cuda
 from mlxd_worker.kernels.exponentials import times_sigmoid
+from mlxd_worker.kernels.products import rows_times
+from mlxd_worker.kernels.products import serves as served_by_rows
 from mlxd_worker.kernels.vector import Norm, row_times
 from mlxd_worker.kernels.vector import serves as served_by_row
 from mlxd_worker.machine.lanes import side_by_side
@@ -30,7 +32,10 @@ def normed_times(rows: mx.array, norm: Norm, projection: Projection) -> mx.array
     plain = _plain(projection)
     if plain is not None and served_by_row(rows, plain.weight, norm):
         return row_times(rows, plain.weight, norm=norm)
-    return projection(mx.fast.rms_norm(rows, norm.weight, norm.eps))
+    normed = mx.fast.rms_norm(rows, norm.weight, norm.eps)
+    if plain is not None and served_by_rows(normed, plain.weight):
+        return rows_times(normed, plain.weight)
+    return projection(normed)
 
 
 def add_projection(
@@ -43,6 +48,8 @@ def add_projection(
     plain = _plain(projection)
     if plain is not None and served_by_row(rows, plain.weight):
         return row_times(rows, plain.weight, residual=residual)
+    if plain is not None and served_by_rows(rows, plain.weight):
+        return rows_times(rows, plain.weight, residual=residual)
     if plain is not None and runs_cuda():
         return mx.addmm(residual, rows, plain.across)
     return residual + projection(rows)
@@ -69,7 +76,10 @@ def gate_projection(
     silu = activation is Activation.SILU
     if silu and plain is not None and served_by_row(rows, plain.weight, norm):
         return row_times(rows, plain.weight, norm=norm, gated=True)
-    both = gate_up(mx.fast.rms_norm(rows, norm.weight, norm.eps))
+    normed = mx.fast.rms_norm(rows, norm.weight, norm.eps)
+    if silu and plain is not None and served_by_rows(normed, plain.weight):
+        return rows_times(normed, plain.weight, gated=True)
+    both = gate_up(normed)
     return gated_halves(both, width=width, activation=activation)
 
 
@@ -109,6 +119,8 @@ def logits_of(hidden: mx.array, head: Projection) -> mx.array:
     plain = _plain(head)
     if plain is not None and served_by_row(hidden, plain.weight):
         return row_times(hidden, plain.weight, wide=True)
+    if plain is not None and served_by_rows(hidden, plain.weight):
+        return rows_times(hidden, plain.weight, wide=True)
     return head(hidden).astype(mx.float32)
 
 
