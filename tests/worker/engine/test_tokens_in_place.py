@@ -13,6 +13,7 @@ from typing import Any
 import mlx.core as mx
 import pytest
 
+from mlxd_models.sizes.arena_sizes import slot_sizes
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.layers.tokens import (
     READS_MAX,
@@ -23,6 +24,7 @@ from mlxd_worker.cache.layers.tokens import (
     size_of,
 )
 from mlxd_worker.cache.rows import RowCaches
+from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.engine.warm_up import warm_shapes
 from mlxd_worker.models.base import Batch, Model, Passes
 from tests.support.probing import Probe
@@ -265,3 +267,27 @@ def test_all_numbers_of_tokens_are_run_before_ready(model: Model) -> None:
         pair.step(rows[:many])
 
     assert pair.compiled.steps == steps
+
+
+class Heads(CompiledModel):
+    """Notes how many rows it has logits made of."""
+
+    def __init__(self, pair: Pair, model: Model) -> None:
+        super().__init__(model, pair.caches)
+        self.capabilities = pair.compiled.capabilities
+        self.counts: set[int] = set()
+
+    def logits(self, hidden: mx.array) -> mx.array:
+        """Note the rows."""
+        self.counts.add(hidden.shape[0])
+        return super().logits(hidden)
+
+
+def test_a_step_s_logits_are_made_of_each_number_of_rows_before_ready(model: Model) -> None:
+    """A head's kernel may be one for few rows and another for many."""
+    pair = Pair(model)
+    heads = Heads(pair, model)
+
+    warm_shapes(model, pair.caches, compiled=heads)
+
+    assert heads.counts >= set(slot_sizes(ROWS_MAX))

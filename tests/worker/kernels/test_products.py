@@ -16,6 +16,7 @@ from mlxd_worker.kernels.products import (
     ROWS_MAX,
     block_rows_of,
     is_served,
+    own_nbytes_max,
     rows_times,
     runs_here,
     runs_on,
@@ -30,8 +31,14 @@ from mlxd_worker.kernels.products_source import (
 )
 from mlxd_worker.kernels.switches import SWITCHES
 from mlxd_worker.kernels.vector import Norm
-from mlxd_worker.models.weights.fused import add_projection, gate_projection, logits_of
+from mlxd_worker.models.weights.fused import (
+    add_projection,
+    gate_projection,
+    logits_of,
+    normed_times,
+)
 from mlxd_worker.models.weights.linear import Linear
+from tests.support.counting import calls_of
 from tests.support.packed_matrices import H200, Launches
 
 COUNTS = (2, 3, 16, 17, 33, 64, 100, 128, 129, 200, 256)
@@ -87,7 +94,8 @@ def test_a_block_has_as_many_rows_as_leave_enough_blocks(tiles: int) -> None:
     for rows in range(2, ROWS_MAX + 1):
         size = block_rows_of(rows, tiles)
         larger = [other for other in ROWS if other > size]
-        assert size == min(ROWS) or tiles * -(-rows // size) >= BLOCKS_MIN or size // 2 < rows
+        assert size == min(ROWS) or size // 2 < rows
+        assert size == min(ROWS) or tiles * -(-rows // size) >= BLOCKS_MIN
         for other in larger:
             assert size >= rows or tiles * -(-rows // other) < BLOCKS_MIN
 
@@ -124,6 +132,8 @@ def test_other_rows_matrices_and_devices_are_multiplied_otherwise() -> None:
     assert not serve(inputs=96)
     assert not serve(dtype=mx.float32)
     assert not serve(rows_dtype=mx.float16)
+    assert not is_served(mx.zeros((8, 1, 256), mx.bfloat16), mx.zeros((128, 256), mx.bfloat16))
+    assert not is_served(mx.zeros((8, 128), mx.bfloat16), mx.zeros((128, 256), mx.bfloat16))
     assert runs_on(H200)
     assert not runs_on(Device(100, H200.shared_nbytes))
     assert not runs_on(Device(90, 100 * 1024))
@@ -133,14 +143,23 @@ def test_it_can_be_switched_off() -> None:
     """As every fast path; on a CPU it never is on."""
     with SWITCHES.without(FastPath.ROWS_KERNEL):
         assert not runs_here()
+        assert own_nbytes_max() == 0
     assert runs_here() <= runs_cuda()
+    assert own_nbytes_max() == (NBYTES_MAX if runs_here() else 0)
 
 
 @on_hopper
 @pytest.mark.parametrize("dtype", [mx.bfloat16, mx.float16])
 @pytest.mark.parametrize(
     ("outputs", "inputs"),
-    [(64, 64), (192, 128), (1024, 1024), (1024, 3072), (6144, 1024), (2048, 896)],
+    [
+        *((64, stages * STAGE) for stages in range(1, STAGES + 3)),
+        (192, 128),
+        (1024, 1024),
+        (1024, 3072),
+        (6144, 1024),
+        (2048, 896),
+    ],
 )
 def test_the_kernel_agrees_with_the_numbers(outputs: int, inputs: int, dtype: mx.Dtype) -> None:
     """Within rounding, with a residual or a gate as without; a row's bits are its own alone."""
@@ -151,8 +170,8 @@ def test_the_kernel_agrees_with_the_numbers(outputs: int, inputs: int, dtype: mx
     exact = mx.sum(rows.astype(mx.float32)[:, None] * matrix.astype(mx.float32)[None, :64], axis=2)
     whole = rows.astype(mx.float32) @ matrix.astype(mx.float32).T
     gates, ups = whole[:, : outputs // 2], whole[:, outputs // 2 :]
-    first: dict[str, mx.array] = {}
-    for count in COUNTS:
+    whole_results: dict[str, mx.array] = {}
+    for count in reversed(COUNTS):
         some = rows[:count]
         results = {
             "wide": (rows_times(some, matrix, wide=True)[:, :64], exact),
@@ -164,12 +183,13 @@ def test_the_kernel_agrees_with_the_numbers(outputs: int, inputs: int, dtype: mx
             error = _apart(ours, expected[:count])
             # TF32 may have made what the last two are compared with.
             assert error < (1e-5 if name == "wide" else ERROR_MAX[dtype]), (name, count)
-            assert mx.array_equal(ours[:2], first.setdefault(name, ours[:2])), (name, count)
+            assert mx.array_equal(ours, whole_results.setdefault(name, ours)[:count]), (name, count)
 
 
 @on_hopper
 def test_layers_take_it_and_say_the_same_without() -> None:
     """Each of a layer's products, and the head's."""
+    assert runs_here()
     keys = mx.random.split(mx.random.key(3), 5)
     rows = mx.random.normal((5, 256), key=keys[0]).astype(mx.bfloat16)
     norm = Norm(mx.random.normal((256,), key=keys[1]).astype(mx.bfloat16), 1e-5)
@@ -180,11 +200,13 @@ def test_layers_take_it_and_say_the_same_without() -> None:
 
     def results() -> list[mx.array]:
         return [
+            normed_times(rows, norm, wide),
             add_projection(rows, rows, square),
             gate_projection(rows, norm, wide, width=512),
             logits_of(rows, wide),
         ]
 
+    assert calls_of(results, rows_times) == 4
     ours = results()
     with SWITCHES.without(FastPath.ROWS_KERNEL):
         for mine, other in zip(ours, results(), strict=True):

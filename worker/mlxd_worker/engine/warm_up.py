@@ -83,6 +83,8 @@ def _warm_tokens(model: Passes, compiled: CompiledModel, caches: RowCaches) -> i
                 break
             batch = Batch.prefill([0] * tokens, offset, _ROW)
             hidden = compiled.forward(batch, caches, least=size)
+            if tokens == 1:  # so many rows draw in such a step: a head's kernel may be theirs alone
+                hidden = mx.repeat(hidden, size, axis=0)
             mx.eval(compiled.logits(hidden), caches.state())
             offset += tokens
     chunks = chunks_to_warm(

@@ -52,14 +52,12 @@ def runs_here() -> bool:
     return SWITCHES.is_on(FastPath.ROWS_KERNEL) and runs_cuda() and _is_able()
 
 
-def multiplies(nbytes: int) -> bool:
-    """Return whether matrices of so many bytes are `rows_times`' on this process's CUDA device.
+def own_nbytes_max() -> int:
+    """Return up to how many bytes a matrix is multiplied by `rows_times` here; 0: none is.
 
-    It asks nothing of MLX, which may not have begun.
+    For a process that computes on a CUDA device; it runs nothing there.
     """
-    device = find_device()
-    able = device is not None and runs_on(device)
-    return able and nbytes <= NBYTES_MAX and SWITCHES.is_on(FastPath.ROWS_KERNEL)
+    return NBYTES_MAX if SWITCHES.is_on(FastPath.ROWS_KERNEL) and _is_able() else 0
 
 
 @cache
@@ -76,7 +74,8 @@ def runs_on(device: Device) -> bool:
 def is_served(rows: mx.array, matrix: mx.array) -> bool:
     """Return whether `rows_times` serves such rows and such a matrix. Pure."""
     outputs, inputs = matrix.shape
-    fits = outputs % OUTPUTS == 0 and inputs % STAGE == 0
+    flat = rows.ndim == 2 and rows.shape[1] == inputs
+    fits = flat and outputs % OUTPUTS == 0 and inputs % STAGE == 0
     few = 1 < rows.shape[0] <= ROWS_MAX and matrix.nbytes <= NBYTES_MAX
     return fits and few and matrix.dtype in HALVES and rows.dtype == matrix.dtype
 
@@ -99,6 +98,7 @@ def rows_times(
     count, inputs = rows.shape
     outputs, tiles = matrix.shape[0], matrix.shape[0] // OUTPUTS
     outputs = outputs // 2 if gated else outputs
+    assert residual is None or (residual.shape, residual.dtype) == ((count, outputs), rows.dtype)
     block_rows = block_rows_of(count, tiles)
     arrays = [rows, matrix] if residual is None else [rows, matrix, residual]
     kind = mx.float32 if wide else rows.dtype

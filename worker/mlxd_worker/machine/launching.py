@@ -6,8 +6,8 @@ is captured into a graph of its own first. Which is faster depends on what bound
 or the device, and on who multiplies.
 
 Measured on an H200: with 128 rows a model of 8 B has 7 % more tokens a second without graphs, with
-one row 2 % (decision 0111). One of 0.6 B, whose products are kernels of ours, has 17 % more with
-graphs (decision 0113).
+one row 2 % (decision 0111). One of 0.6 B, whose layers' products are kernels of ours, had 17 % more
+with graphs on one machine (decision 0113).
 """
 
 from __future__ import annotations
@@ -15,6 +15,9 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Final
 
+from mlxd_models.fit.described import Life
+from mlxd_models.sizes.pass_sizes import PassSizes
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.ops.logs import get_logger
 
 GRAPHS_VARIABLE: Final = "MLX_USE_CUDA_GRAPHS"
@@ -31,12 +34,22 @@ one row: by arithmetic 2 ms, where launches took 1.5."""
 _log = get_logger("load")
 
 
+def captures_products(passes: PassSizes, life: Life, *, own_nbytes_max: int) -> bool:
+    """Return whether a model's layers have products that MLX would capture. Pure.
+
+    own_nbytes_max: up to how many bytes a matrix of halves is multiplied by a kernel of ours.
+    """
+    halves = not life.packed and life.form is not FloatType.F32
+    nbytes = passes.plain_matrix * life.form.nbytes
+    return not (halves and 0 < nbytes <= own_nbytes_max)
+
+
 def choose_launching(
     environ: MutableMapping[str, str], *, weights_nbytes: int, rows_max: int, captures: bool = True
 ) -> None:
     """Have MLX launch kernels by themselves where that is faster.
 
-    captures: whether a step has products of MLX's, which it would capture into graphs of their own.
+    captures: whether layers have products of MLX's (`captures_products`).
     `environ` is this process's; what it says already stands, an operator's word or what an earlier
     load chose. Call it before anything runs on the device; afterwards it changes nothing.
     """

@@ -57,9 +57,9 @@ from mlxd_worker.engine.stepping.base import Stepper
 from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_place
 from mlxd_worker.engine.text import TextDecoder
 from mlxd_worker.engine.warm_up import warm_shapes
-from mlxd_worker.kernels.products import multiplies
+from mlxd_worker.kernels.products import own_nbytes_max
 from mlxd_worker.machine.cores import available_cores
-from mlxd_worker.machine.launching import choose_launching
+from mlxd_worker.machine.launching import captures_products, choose_launching
 from mlxd_worker.models.base import Model, Passes, Sighted
 from mlxd_worker.models.loader import inspect_model, load_model
 from mlxd_worker.models.weights.reader import Progress
@@ -286,12 +286,12 @@ def _prepare_mlx(
 ) -> None:
     """Hold MLX to the plan: how it launches, its pool's size, and how far it evaluates ahead."""
     if device is DeviceKind.CUDA and share is None:  # over ranks it was never measured
-        widest_nbytes = footprint.passes.widest_values * life.form.nbytes
+        captures = captures_products(footprint.passes, life, own_nbytes_max=own_nbytes_max())
         choose_launching(
             os.environ,
             weights_nbytes=plan.nbytes_of(WEIGHTS_TERM),
             rows_max=plan.rows_max,
-            captures=life.packed or not multiplies(widest_nbytes),
+            captures=captures,
         )
     pool_nbytes = plan.nbytes_of(POOL_TERM)
     mx.set_cache_limit(pool_nbytes)

@@ -85,6 +85,7 @@ def llama_footprint(config: DecoderConfig) -> Footprint:
             mlp=config.feed_width,
             heads=config.heads,
             vocab=config.vocab,
+            plain_matrix=config.plain_matrix,
         ),
     )
 
