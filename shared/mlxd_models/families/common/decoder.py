@@ -92,16 +92,6 @@ class DecoderConfig:
         routed = self.experts.feed_width(self.hidden)
         return routed if all(self.experts.layers) else max(self.mlp, routed)
 
-    @property
-    def plain_matrix(self) -> int:
-        """As `PassSizes.plain_matrix`."""
-        biased = self.qkv_bias or self.output_bias or self.mlp_bias
-        other = self.experts is not None or self.activation is not Activation.SILU
-        if biased or other or self.output_norms:
-            return 0
-        projected = (self.heads + 2 * self.kv_heads) * self.head_dim
-        return self.hidden * max(projected, 2 * self.mlp)
-
     def within(self, context: int) -> "DecoderConfig":
         """Return the config of a model no row of which is ever longer than `context`."""
         ropes = None if self.ropes is None else tuple(its.within(context) for its in self.ropes)

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
-from mlxd_models.families.common.decoder import DecoderConfig, llama_tensors
+from mlxd_models.families.common.decoder import Activation, DecoderConfig, llama_tensors
 from mlxd_models.families.common.tensors import TensorSpec
 from mlxd_models.files.weights import TensorFact
 from mlxd_models.sizes.cache_sizes import CacheSizes, WindowedLayers
@@ -85,9 +85,19 @@ def llama_footprint(config: DecoderConfig) -> Footprint:
             mlp=config.feed_width,
             heads=config.heads,
             vocab=config.vocab,
-            plain_matrix=config.plain_matrix,
+            plain_matrix=plain_matrix_of(config),
         ),
     )
+
+
+def plain_matrix_of(config: DecoderConfig) -> int:
+    """Return `PassSizes.plain_matrix` of a Llama-like decoder."""
+    biased = config.qkv_bias or config.output_bias or config.mlp_bias
+    other = config.experts is not None or config.activation is not Activation.SILU
+    if biased or other or config.output_norms:
+        return 0
+    projected = (config.heads + 2 * config.kv_heads) * config.head_dim
+    return config.hidden * max(projected, 2 * config.mlp)
 
 
 def llama_family(
