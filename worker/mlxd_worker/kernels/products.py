@@ -39,7 +39,7 @@ NBYTES_MAX: Final = 16 << 20
 """Larger matrices take the device longer to read than the host takes to launch a product."""
 
 BLOCKS_MIN: Final = 96
-"""With fewer blocks most of an H200's 132 processors would have none."""
+"""With fewer blocks too many of an H200's 132 processors would have none."""
 
 
 def serves(rows: mx.array, matrix: mx.array) -> bool:
