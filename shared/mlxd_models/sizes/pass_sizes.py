@@ -102,9 +102,6 @@ class PassSizes:
     vocab: int
     recurrent: int = 0
     """What a recurrent layer's convolution and recurrence make of a position; float32."""
-    plain_matrix: int = 0
-    """Values of a layer's largest matrix where all its products are plain: without a bias, gated by
-    SiLU, and nothing behind them but a residual; 0 where any is not."""
 
     def nbytes(
         self, caches: CacheSizes, *, context: int, rows: int, item_nbytes: int, on_cpu: bool

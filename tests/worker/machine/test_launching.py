@@ -6,8 +6,10 @@ from dataclasses import replace
 
 import pytest
 
+from mlxd_models.families.common.family import Footprint
 from mlxd_models.families.registry import REGISTRY, find_family
 from mlxd_models.fit.described import Life
+from mlxd_models.sizes.cache_sizes import CacheSizes
 from mlxd_models.sizes.pass_sizes import PassSizes
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.domain.requests import Weights
@@ -20,7 +22,12 @@ from mlxd_worker.machine.launching import (
 )
 from mlxd_worker.proof.families import config_of
 
-SMALL = PassSizes(hidden=8, projected=16, mlp=10, heads=2, vocab=5, plain_matrix=160)
+SMALL = Footprint(
+    context_max=8,
+    caches=CacheSizes(kv_values_per_token=32, kv_heads=2, head_dim=8),
+    passes=PassSizes(hidden=8, projected=16, mlp=10, heads=2, vocab=5),
+    plain_matrix=160,
+)
 HALVES = Life(Weights.BFLOAT16, FloatType.BF16, packed=False, on_load=None)
 PLAIN = {
     "LlamaForCausalLM",
@@ -88,7 +95,8 @@ def test_only_small_plain_matrices_of_halves_are_not_captured() -> None:
 def test_families_with_other_products_say_so(architecture: str) -> None:
     """Biases, experts, other gates, norms behind a product, recurrences and latents."""
     family = find_family(REGISTRY, architecture)
-    passes = family.footprint(family.parse(config_of(architecture))).passes
+    footprint = family.footprint(family.parse(config_of(architecture)))
 
+    passes = footprint.passes
     widest = passes.hidden * max(passes.projected, 2 * passes.mlp)
-    assert passes.plain_matrix == (widest if architecture in PLAIN else 0)
+    assert footprint.plain_matrix == (widest if architecture in PLAIN else 0)

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import MutableMapping
 from typing import Final
 
+from mlxd_models.families.common.family import Footprint
 from mlxd_models.fit.described import Life
-from mlxd_models.sizes.pass_sizes import PassSizes
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.ops.logs import get_logger
 
@@ -34,13 +34,13 @@ one row: by arithmetic 2 ms, where launches took 1.5."""
 _log = get_logger("load")
 
 
-def captures_products(passes: PassSizes, life: Life, *, own_nbytes_max: int) -> bool:
+def captures_products(footprint: Footprint, life: Life, *, own_nbytes_max: int) -> bool:
     """Return whether a model's layers have products that MLX would capture. Pure.
 
     own_nbytes_max: up to how many bytes a matrix of halves is multiplied by a kernel of ours.
     """
     halves = not life.packed and life.form is not FloatType.F32
-    nbytes = passes.plain_matrix * life.form.nbytes
+    nbytes = footprint.plain_matrix * life.form.nbytes
     return not (halves and 0 < nbytes <= own_nbytes_max)
 
 

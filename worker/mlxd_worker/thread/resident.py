@@ -286,7 +286,7 @@ def _prepare_mlx(
 ) -> None:
     """Hold MLX to the plan: how it launches, its pool's size, and how far it evaluates ahead."""
     if device is DeviceKind.CUDA and share is None:  # over ranks it was never measured
-        captures = captures_products(footprint.passes, life, own_nbytes_max=own_nbytes_max())
+        captures = captures_products(footprint, life, own_nbytes_max=own_nbytes_max())
         choose_launching(
             os.environ,
             weights_nbytes=plan.nbytes_of(WEIGHTS_TERM),

@@ -34,6 +34,9 @@ class Footprint:
     """The widths that decide what evaluating takes."""
     sight: SightSizes | None = None
     """How it sees; None: it reads text alone."""
+    plain_matrix: int = 0
+    """Values of a layer's largest matrix where all its products are plain: without a bias, gated by
+    SiLU, and nothing behind them but a residual; 0 where any is not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,13 +88,13 @@ def llama_footprint(config: DecoderConfig) -> Footprint:
             mlp=config.feed_width,
             heads=config.heads,
             vocab=config.vocab,
-            plain_matrix=plain_matrix_of(config),
         ),
+        plain_matrix=plain_matrix_of(config),
     )
 
 
 def plain_matrix_of(config: DecoderConfig) -> int:
-    """Return `PassSizes.plain_matrix` of a Llama-like decoder."""
+    """Return `Footprint.plain_matrix` of a Llama-like decoder."""
     biased = config.qkv_bias or config.output_bias or config.mlp_bias
     other = config.experts is not None or config.activation is not Activation.SILU
     if biased or other or config.output_norms:

@@ -58,8 +58,8 @@ def qwen3_5_footprint(config: HybridConfig) -> Footprint:
             plain.passes,
             projected=max(joined, delta.projected),
             recurrent=CONVOLVED_VALUES * delta.mixed,
-            plain_matrix=0,
         ),
+        plain_matrix=0,
     )
 
 

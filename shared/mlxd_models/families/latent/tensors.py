@@ -63,7 +63,8 @@ def latent_footprint(config: LatentConfig) -> Footprint:
         ),
         # Queries become as wide as entries, and read latents; they are there once more with their
         # scale, and so is what they read, in order.
-        passes=replace(plain.passes, projected=decoder.heads * config.entry_dim, plain_matrix=0),
+        passes=replace(plain.passes, projected=decoder.heads * config.entry_dim),
+        plain_matrix=0,
     )
 
 
