@@ -26,6 +26,14 @@ __device__ __forceinline__ void widen(const uint4& packed, float (&values)[8]) {
 """
 """Eight halves, as one thread loads them, to float."""
 
+COPY_BEHIND = """
+__device__ __forceinline__ void copy_behind(unsigned target, const void* source, bool there) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+               :: "r"(target), "l"(source), "r"(there ? 16 : 0) : "memory");
+}
+"""
+"""Sixteen bytes into shared memory, which come while others are computed; zeros where none are."""
+
 
 _CPU = mx.Device(mx.cpu)
 

@@ -8,6 +8,8 @@ multiplied, those behind it come, and the one before it is still being read.
 
 from typing import Final
 
+from mlxd_worker.kernels.device import COPY_BEHIND
+
 THREADS: Final = 128
 OUTPUTS: Final = 64
 """Outputs of a block: what one instruction multiplies."""
@@ -49,12 +51,7 @@ __device__ __forceinline__ void multiply(
 HEADER: Final = (
     "".join(_multiply("bf16", "__nv_bfloat16", rows) for rows in ROWS)
     + "".join(_multiply("f16", "__half", rows) for rows in ROWS)
-    + """
-__device__ __forceinline__ void copy_behind(unsigned target, const void* source, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(target), "l"(source), "r"(there ? 16 : 0) : "memory");
-}
-"""
+    + COPY_BEHIND
 )
 
 TEXT: Final = """

@@ -9,6 +9,8 @@ copy under way, so none is under way then.
 
 from typing import Final
 
+from mlxd_worker.kernels.device import COPY_BEHIND
+
 OUTPUTS: Final = 256
 """Outputs of a block."""
 
@@ -79,12 +81,8 @@ __device__ __forceinline__ unsigned unpack_pair(
   const Pair numbers = __hfma2(integers, scale, offset);
   return *reinterpret_cast<const unsigned*>(&numbers);
 }
-
-__device__ __forceinline__ void copy_behind(unsigned target, const void* source, bool there) {
-  asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
-               :: "r"(target), "l"(source), "r"(there ? 16 : 0) : "memory");
-}
 """
+    + COPY_BEHIND
 )
 
 TEXT = """
