@@ -10,9 +10,10 @@ import mlx.core as mx
 import pytest
 
 from mlxd_models.families.registry import REGISTRY
+from mlxd_models.families.sighted.windowed import FED_AT_ONCE
 from mlxd_models.files.image_settings import read_image_settings
 from mlxd_shared.config import IMAGE_PLACES_MAX
-from mlxd_worker.models.base import Model
+from mlxd_worker.models.base import Model, Sighted
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.layers.windowed_tower import lay_windows
 from tests.support.golden_logits import COLUMNS, read_golden
@@ -100,19 +101,43 @@ def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
         assert difference(logits, read_whole(model, shown)) < 1e-4
 
 
-@pytest.mark.parametrize("full", [[], [1]])
-def test_a_pass_takes_no_more_than_the_fit_reckons(full: list[int], tmp_path: Path) -> None:
-    """Of an image of 576 places, the largest moment of a tower that evaluates it."""
-    case = Case("memory", vision={"fullatt_block_indexes": full, "intermediate_size": 20})
+@pytest.mark.parametrize(
+    ("full", "mlp", "side"), [([], 20, 24), ([1], 20, 24), ([], 400, 40)],
+    ids=["windows", "all", "feed-forward"],
+)  # fmt: skip
+def test_a_pass_takes_no_more_than_the_fit_reckons(
+    full: list[int], mlp: int, side: int, tmp_path: Path
+) -> None:
+    """Of images of so many places to a side, the largest moment of a tower that evaluates one:
+    within a part that attends in windows, over all of an image, or feeds some patches at a time."""
+    case = Case("memory", vision={"fullatt_block_indexes": full, "intermediate_size": mlp})
     folder = case.write(tmp_path / "model")
     model, family = load(folder), REGISTRY["Qwen2_5_VLForConditionalGeneration"]
-    places, length = 24 * 24, 24 * case.side
+    places, length = side * side, side * case.side
     settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
     features, taken_nbytes = see_blank(model, settings, (1, length, length))
     assert features.shape == (1, places, 32)
     said = family.parse(case.config).tower.settled_values_of(places)
-    assert taken_nbytes <= 4 * said
-    assert taken_nbytes > 4 * said / 4, "far more than is needed"
+    assert 0.85 * 4 * said < taken_nbytes <= 4 * said
+
+
+def test_patches_that_are_fed_apart_become_the_same(tmp_path: Path) -> None:
+    """An image has more patches than are fed at once: the windows of its last corner become what
+    they become in an image that is only that corner."""
+    case = Case("apart", vision={"fullatt_block_indexes": []})
+    folder = case.write(tmp_path / "model")
+    model = load(folder)
+    settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
+    side, corner = 34, 8
+    assert side * side * case.merge**2 > FED_AT_ONCE > corner * corner * case.merge**2
+    length, own = side * case.side, corner * case.side
+    pixels = mx.random.randint(0, 256, (1, length, length, 3), key=mx.random.key(5))
+    pixels = pixels.astype(mx.uint8)
+    assert isinstance(model, Sighted)
+    whole = model.see(pixels, settings).reshape(side, side, -1)
+    alone = model.see(pixels[:, length - own :, length - own :], settings)
+    assert difference(whole[-corner:, -corner:].reshape(alone.shape), alone) < 1e-4
+    assert difference(whole[:corner, :corner].reshape(alone.shape), alone) > 0.01
 
 
 def _shorter(shown: Shown) -> Shown:

@@ -30,6 +30,8 @@ from mlxd_models.sizes.weight_forms import TOWER_PREFIX
 GATED, DOWN = ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
 MERGER_NORM: Final = f"{TOWER_PREFIX}merger.ln_q"
 MERGER: Final = (f"{TOWER_PREFIX}merger.mlp.0", f"{TOWER_PREFIX}merger.mlp.2")
+FED_AT_ONCE: Final = 4096
+"""How many patches a feed-forward reads at once on a CPU: of all of an image it would take most."""
 _SILU: Final = "silu"
 _FULL: Final = "fullatt_block_indexes"
 
@@ -70,16 +72,31 @@ class WindowedConfig(ShapedConfig):
     def settled_values_of(self, places: int) -> int:
         """Return the same for so many places where each part is evaluated before the next.
 
-        The widest of: patches, cut and laid out; beside pixels and residual, attention from its
-        queries to its sums with the scores, or the feed-forward; the merger. That much was
-        measured.
+        The widest of: patches, cut and laid out; beside pixels, attention with its scores, which
+        is one part within windows and several over all of an image; the feed-forward of as many
+        patches as it reads at once; the merger. That much was measured.
         """
         rows = places * self.merge**2
-        pixels = 5 * COLOURS * self.patch**2 // 4  # as floats, and in 8 bits
-        embedding = rows * (3 * self.patch_values + self.hidden)
-        attention = rows * 9 * self.hidden + self._scores(rows)
-        layer = rows * (3 * self.hidden + pixels) + max(attention, rows * 5 * self.mlp)
+        values = COLOURS * self.patch**2
+        pixels = 5 * values // 4 + 1  # as floats, and in 8 bits; and where each lies
+        angles = 2 * self.hidden // self.heads
+        embedding = rows * (self.patch_values + 13 * values // 4 + self.hidden + 2 * angles)
+        windows = min(rows, (self.window * self.merge) ** 2)
+        seen = [rows] * bool(self.full) + [windows] * (len(self.full) < self.layers)
+        attention = max(self._settled_attention(rows, each) for each in seen)
+        forward = rows * 4 * self.hidden + min(rows, FED_AT_ONCE) * 5 * self.mlp
+        layer = rows * pixels + max(attention, forward)
         return max(embedding, layer, self._merging(places))
+
+    def _settled_attention(self, rows: int, seen: int) -> int:
+        """Return the values alive at most while so many patches each see so many.
+
+        What is computed in one part has room for all of it before any of it is computed.
+        """
+        scores = self.heads * rows * seen
+        if scores <= SCORES_MAX:
+            return rows * 10 * self.hidden + scores
+        return rows * 8 * self.hidden + SCORES_MAX
 
     def _scores(self, rows: int) -> int:
         """Return how many scores of an image of so many patches are there at once."""

@@ -21,6 +21,7 @@ from mlxd_models.families.sighted import shaped
 from mlxd_models.families.sighted import windowed as names
 from mlxd_models.families.sighted.tower import TowerActivation
 from mlxd_models.families.sighted.windowed import WindowedConfig
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.kernels.vector import Norm
 from mlxd_worker.models.layers.patches import (
     embed_patches,
@@ -106,10 +107,7 @@ class WindowedTower:
             groups = whole if index in config.full else apart
             rows = add_projection(rows, self._attend(layer, rows, turns, groups), layer.output)
             mx.eval(rows)
-            inner = settle(gate_projection(rows, layer.mlp_norm, layer.gate_up, width=config.mlp))
-            rows = add_projection(rows, inner, layer.down)
-            mx.eval(rows)
-            del inner
+            rows = self._feed(layer, rows)
         return self._merge(rows)[mx.argsort(order)]
 
     def arrays(self) -> Mapping[str, mx.array]:
@@ -149,6 +147,20 @@ class WindowedTower:
             read.append(settle(own.swapaxes(1, 2).reshape(count * length, config.hidden)))
             first = stop
         return read[0] if len(read) == 1 else settle(mx.concatenate(read, axis=0))
+
+    def _feed(self, layer: WindowedLayer, rows: mx.array) -> mx.array:
+        """Return patches with what the feed-forward adds, evaluated; on a CPU some at a time."""
+        count, width = rows.shape[0], self.config.mlp
+        at_once = names.FED_AT_ONCE if runs_cpu() else count
+        fed = []
+        for first in range(0, count, at_once):
+            some = rows[first : first + at_once]
+            inner = settle(gate_projection(some, layer.mlp_norm, layer.gate_up, width=width))
+            fed.append(settle(add_projection(some, inner, layer.down)))
+            del inner
+        whole = fed[0] if len(fed) == 1 else mx.concatenate(fed, axis=0)
+        mx.eval(whole)
+        return whole
 
     def _merge(self, rows: mx.array) -> mx.array:
         """Return the features of places, as they lie."""
