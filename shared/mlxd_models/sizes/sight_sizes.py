@@ -17,6 +17,7 @@ READER_NBYTES: Final = 23 * config.MIB
 and with images of 3.2 million pixels 58.7 (JPEG) to 67.1 (PNG)."""
 PICTURE_PIXELS: Final = 2 * config.MIB
 """Of a usual picture before it is made smaller, where a model sees fewer pixels than that."""
+_FLOAT_NBYTES: Final = 4
 _DECODED, _SHOWN = 6, 8
 """Bytes a pixel there: of what is decoded, four and what its decoder holds; of what is seen, four
 and the answer that is made of it."""
@@ -39,6 +40,8 @@ class SightSizes:
     """Values alive at most while one image is seen."""
     settled_values: int = 0
     """The same on a CPU, where a tower evaluates each of its parts before the next; 0: as many."""
+    float_values: int = 0
+    """How many of those are float32, of whatever type the weights are."""
     varies: bool = False
     """Whether an image keeps its shape: it has then rows and columns of places."""
     levels: int = 0
@@ -93,8 +96,11 @@ class SightSizes:
 
     def seeing_nbytes(self, item_nbytes: int, *, on_cpu: bool = False) -> int:
         """Return what a pass over as many images as are seen at once takes."""
-        values = (on_cpu and self.settled_values) or self.pass_values
-        return self.together_on(on_cpu=on_cpu) * values * item_nbytes
+        nbytes = self.pass_values * item_nbytes
+        if on_cpu and self.settled_values:
+            wider = max(_FLOAT_NBYTES - item_nbytes, 0)
+            nbytes = self.settled_values * item_nbytes + self.float_values * wider
+        return self.together_on(on_cpu=on_cpu) * nbytes
 
     def reading_nbytes(self, rows: int) -> int:
         """Return what reading files takes beside the arrays, for so many streams at once.

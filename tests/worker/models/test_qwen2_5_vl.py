@@ -12,12 +12,14 @@ import pytest
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.families.sighted.windowed import FED_AT_ONCE
 from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import IMAGE_PLACES_MAX
 from mlxd_worker.models.base import Model, Sighted
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.layers.windowed_tower import lay_windows
 from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.qwen_vl_cases import CASES, GOLDEN, PIECES, PLACE, Case
+from tests.support.seeing_shapes import SIDE
 from tests.support.shown import (
     Shown,
     decode_together,
@@ -101,24 +103,50 @@ def test_several_prompts_share_a_pass(loaded: Loaded) -> None:
         assert difference(logits, read_whole(model, shown)) < 1e-4
 
 
-@pytest.mark.parametrize(
-    ("full", "mlp", "side"), [([], 20, 24), ([1], 20, 24), ([], 400, 40)],
-    ids=["windows", "all", "feed-forward"],
-)  # fmt: skip
+PASSES = {
+    "windows": (Case("m", vision={"fullatt_block_indexes": [], "intermediate_size": 20}), 24),
+    "over all": (Case("m", vision={"fullatt_block_indexes": [1], "intermediate_size": 20}), 24),
+    "feed-forward": (Case("m", vision={"fullatt_block_indexes": [], "intermediate_size": 400}), 40),
+    "two wide heads": (
+        Case("m", vision={"hidden_size": 128, "fullatt_block_indexes": [], "intermediate_size": 20,
+                          "window_size": 4 * SIDE}), 16,
+    ),
+    "windows in two parts": (
+        Case("m", vision={"hidden_size": 80, "num_heads": 20, "fullatt_block_indexes": [],
+                          "intermediate_size": 20, "window_size": 4 * SIDE}), 60,
+    ),
+    "over all in parts": (
+        Case("m", vision={"hidden_size": 64, "num_heads": 4, "fullatt_block_indexes": [0, 1, 2],
+                          "intermediate_size": 20}), 24,
+    ),
+}  # fmt: skip
+"""Towers, each with another widest part, and how many places to a side their images have."""
+
+
+@pytest.mark.parametrize("form", [FloatType.F32, FloatType.BF16])
+@pytest.mark.parametrize("widest", PASSES)
 def test_a_pass_takes_no_more_than_the_fit_reckons(
-    full: list[int], mlp: int, side: int, tmp_path: Path
+    widest: str, form: FloatType, tmp_path: Path
 ) -> None:
-    """Of images of so many places to a side, the largest moment of a tower that evaluates one:
-    within a part that attends in windows, over all of an image, or feeds some patches at a time."""
-    case = Case("memory", vision={"fullatt_block_indexes": full, "intermediate_size": mlp})
+    """The largest moment of a tower that evaluates an image, whatever takes most of it, in float32
+    and as stored in 16 bits, where what is float32 all the same counts as that."""
+    case, side = PASSES[widest]
     folder = case.write(tmp_path / "model")
-    model, family = load(folder), REGISTRY["Qwen2_5_VLForConditionalGeneration"]
+    model, family = load(folder, form), REGISTRY["Qwen2_5_VLForConditionalGeneration"]
     places, length = side * side, side * case.side
     settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
     features, taken_nbytes = see_blank(model, settings, (1, length, length))
     assert features.shape == (1, places, 32)
-    said = family.parse(case.config).tower.settled_values_of(places)
-    assert 0.85 * 4 * said < taken_nbytes <= 4 * said
+    config = family.parse(case.config)
+    tower, sight = config.tower, family.footprint(config).sight
+    assert sight is not None
+    sizes = replace(
+        sight,
+        settled_values=tower.settled_values_of(places),
+        float_values=tower.float_values_of(places),
+    )
+    said_nbytes = sizes.seeing_nbytes(form.nbytes, on_cpu=True)
+    assert 0.7 < taken_nbytes / said_nbytes <= 1
 
 
 def test_patches_that_are_fed_apart_become_the_same(tmp_path: Path) -> None:

@@ -168,6 +168,7 @@ def with_sight(
         hidden=plain.passes.hidden,
         pass_values=config.tower.pass_values_of(bounds.IMAGE_PLACES_MAX),
         settled_values=settled_values,
+        float_values=config.tower.float_values_of(bounds.IMAGE_PLACES_MAX),
         varies=True,
         levels=levels,
     )

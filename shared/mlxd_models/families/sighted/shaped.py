@@ -67,6 +67,22 @@ class ShapedConfig:
         """Values of the patches of a place, side by side."""
         return self.hidden * self.merge**2
 
+    @property
+    def pixels_and_turns(self) -> int:
+        """Values that are there for each patch through all layers, of whatever type weights are.
+
+        Its pixels in float32 and in 8 bits, its angles, their cosines and sines, and where it lies.
+        """
+        turns = 3 * self.hidden // (2 * self.heads)
+        return 5 * COLOURS * self.patch**2 // 4 + turns + 1
+
+    def float_values_of(self, places: int) -> int:
+        """Return how many of the values alive at most are float32, of whatever type weights are.
+
+        For an image of so many places: pixels, turns, and queries or keys while they are turned.
+        """
+        return places * self.merge**2 * (self.pixels_and_turns + 4 * self.hidden)
+
 
 def parse_shaped(fields: Fields, *, activation: str) -> ShapedConfig:
     """Return what every such tower's config says; raises InvalidModel, naming the key.

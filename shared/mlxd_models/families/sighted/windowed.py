@@ -31,7 +31,7 @@ GATED, DOWN = ("mlp.gate_proj", "mlp.up_proj"), "mlp.down_proj"
 MERGER_NORM: Final = f"{TOWER_PREFIX}merger.ln_q"
 MERGER: Final = (f"{TOWER_PREFIX}merger.mlp.0", f"{TOWER_PREFIX}merger.mlp.2")
 FED_AT_ONCE: Final = 4096
-"""How many patches a feed-forward reads at once on a CPU: of all of an image it would take most."""
+"""Patches that a feed-forward reads at once on a CPU: all of an image would be the widest part."""
 _SILU: Final = "silu"
 _FULL: Final = "fullatt_block_indexes"
 
@@ -78,25 +78,22 @@ class WindowedConfig(ShapedConfig):
         """
         rows = places * self.merge**2
         values = COLOURS * self.patch**2
-        pixels = 5 * values // 4 + 1  # as floats, and in 8 bits; and where each lies
         angles = 2 * self.hidden // self.heads
         embedding = rows * (self.patch_values + 13 * values // 4 + self.hidden + 2 * angles)
         windows = min(rows, (self.window * self.merge) ** 2)
         seen = [rows] * bool(self.full) + [windows] * (len(self.full) < self.layers)
         attention = max(self._settled_attention(rows, each) for each in seen)
         forward = rows * 4 * self.hidden + min(rows, FED_AT_ONCE) * 5 * self.mlp
-        layer = rows * pixels + max(attention, forward)
+        layer = rows * self.pixels_and_turns + max(attention, forward)
         return max(embedding, layer, self._merging(places))
 
     def _settled_attention(self, rows: int, seen: int) -> int:
         """Return the values alive at most while so many patches each see so many.
 
-        What is computed in one part has room for all of it before any of it is computed.
+        Most where all is one part, for which there is room before any of it is computed.
         """
-        scores = self.heads * rows * seen
-        if scores <= SCORES_MAX:
-            return rows * 10 * self.hidden + scores
-        return rows * 8 * self.hidden + SCORES_MAX
+        part = min(rows, SCORES_MAX // (self.heads * seen))
+        return (8 * rows + 2 * part) * self.hidden + min(self.heads * rows * seen, SCORES_MAX)
 
     def _scores(self, rows: int) -> int:
         """Return how many scores of an image of so many patches are there at once."""
