@@ -91,7 +91,7 @@ class Site:
     """The paths of those that are never answered."""
 
     async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        """Answer one request; one for /silent never."""
+        """Answer one request; one for a path that is not in `PAGES` never."""
         head = await reader.readuntil(b"\r\n\r\n")
         self.heads.append(head)
         path = head.split(b" ")[1].decode()

@@ -14,6 +14,7 @@ from mlxd_models.families.sighted.windowed import FED_AT_ONCE
 from mlxd_models.files.image_settings import read_image_settings
 from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import IMAGE_PLACES_MAX
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Model, Sighted
 from mlxd_worker.models.layers.tower_attention import attend_bounded
 from mlxd_worker.models.layers.windowed_tower import lay_windows
@@ -142,11 +143,13 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(
     assert sight is not None
     sizes = replace(
         sight,
+        pass_values=tower.pass_values_of(places),
         settled_values=tower.settled_values_of(places),
         float_values=tower.float_values_of(places),
     )
-    said_nbytes = sizes.seeing_nbytes(form.nbytes, on_cpu=True)
-    assert 0.7 < taken_nbytes / said_nbytes <= 1
+    said_nbytes = sizes.seeing_nbytes(form.nbytes, on_cpu=runs_cpu())
+    assert taken_nbytes <= said_nbytes
+    assert taken_nbytes > said_nbytes * (0.7 if runs_cpu() else 0.25), "far more than is needed"
 
 
 def test_patches_that_are_fed_apart_become_the_same(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from mlxd_models.describe import describe
 from mlxd_models.families.registry import REGISTRY
 from mlxd_models.files.image_settings import IMAGE_FILE, read_image_settings
 from mlxd_models.sizes.sight_sizes import SightSizes
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import IMAGE_PLACES_MAX
 from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Model, Sighted
@@ -162,24 +163,34 @@ def test_a_tower_is_whole_or_not_there(missing: str, tmp_path: Path) -> None:
         describe(folder)
 
 
+@pytest.mark.parametrize("form", [FloatType.F32, FloatType.BF16])
 @pytest.mark.parametrize("mlp", [20, 200])
 @pytest.mark.parametrize("grid", [(24, 24), (4, 144)])
 def test_a_pass_takes_no_more_than_the_fit_reckons(
-    grid: tuple[int, int], mlp: int, tmp_path: Path
+    grid: tuple[int, int], mlp: int, form: FloatType, tmp_path: Path
 ) -> None:
     """Of an image of 576 places, square or long, the largest moment of a tower that evaluates it;
-    by the layers' widest part, of attention or feed-forward."""
+    by the layers' widest part, of attention or feed-forward, in float32 and as stored in 16 bits.
+    """
     case = StackedCase("memory", vision={"intermediate_size": mlp, "num_position_embeddings": 256})
     folder = case.write(tmp_path / "model")
-    model, family = load(folder), REGISTRY[DENSE]
+    model, family = load(folder, form), REGISTRY[DENSE]
     settings = read_image_settings(folder, side=case.side, places_max=IMAGE_PLACES_MAX)
     height, width = (count * case.side for count in grid)
     features, taken_nbytes = see_blank(model, settings, (1, height, width))
     assert features.shape == (1, math.prod(grid), 32 * 3)
-    tower, places = family.parse(case.config).tower, math.prod(grid)
-    said = tower.settled_values_of(places) if runs_cpu() else tower.pass_values_of(places)
-    assert taken_nbytes <= 4 * said
-    assert taken_nbytes > 4 * said / (1.25 if runs_cpu() else 4), "far more than is needed"
+    config, places = family.parse(case.config), math.prod(grid)
+    tower, sight = config.tower, family.footprint(config).sight
+    assert sight is not None
+    sizes = replace(
+        sight,
+        pass_values=tower.pass_values_of(places),
+        settled_values=tower.settled_values_of(places),
+        float_values=tower.float_values_of(places),
+    )
+    said_nbytes = sizes.seeing_nbytes(form.nbytes, on_cpu=runs_cpu())
+    assert taken_nbytes <= said_nbytes
+    assert taken_nbytes > said_nbytes / (1.25 if runs_cpu() else 4), "far more than is needed"
 
 
 def test_features_of_all_levels_are_counted() -> None:

@@ -72,17 +72,15 @@ class WindowedConfig(ShapedConfig):
     def settled_values_of(self, places: int) -> int:
         """Return the same for so many places where each part is evaluated before the next.
 
-        The widest of: patches, cut and laid out; beside pixels, attention with its scores, which
-        is one part within windows and several over all of an image; the feed-forward of as many
-        patches as it reads at once; the merger. That much was measured.
+        The widest of: patches, cut and laid out, while angles are made; beside pixels and turns,
+        attention with its scores, or the feed-forward of as many patches as it reads at once; the
+        merger. That much was measured.
         """
         rows = places * self.merge**2
         values = COLOURS * self.patch**2
-        angles = 2 * self.hidden // self.heads
-        embedding = rows * (self.patch_values + 13 * values // 4 + self.hidden + 2 * angles)
-        windows = min(rows, (self.window * self.merge) ** 2)
-        seen = [rows] * bool(self.full) + [windows] * (len(self.full) < self.layers)
-        attention = max(self._settled_attention(rows, each) for each in seen)
+        angles = 4 * self.hidden // self.heads
+        embedding = rows * (self.patch_values + 13 * values // 4 + self.hidden + angles)
+        attention = max(self._settled_attention(rows, seen) for seen in self._seen(rows))
         forward = rows * 4 * self.hidden + min(rows, FED_AT_ONCE) * 5 * self.mlp
         layer = rows * self.pixels_and_turns + max(attention, forward)
         return max(embedding, layer, self._merging(places))
@@ -97,8 +95,13 @@ class WindowedConfig(ShapedConfig):
 
     def _scores(self, rows: int) -> int:
         """Return how many scores of an image of so many patches are there at once."""
-        seen = rows if self.full else min(rows, (self.window * self.merge) ** 2)
-        return min(self.heads * rows * seen, SCORES_MAX)
+        return min(self.heads * rows * max(self._seen(rows)), SCORES_MAX)
+
+    def _seen(self, rows: int) -> set[int]:
+        """Return how many of so many patches each of them sees: in its window, or all."""
+        windows = min(rows, (self.window * self.merge) ** 2)
+        apart = {windows} if len(self.full) < self.layers else set()
+        return apart | {rows} if self.full else apart
 
     def _merging(self, places: int) -> int:
         """Return the values alive around the merger."""
