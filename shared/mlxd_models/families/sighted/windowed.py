@@ -80,7 +80,7 @@ class WindowedConfig(ShapedConfig):
         values = COLOURS * self.patch**2
         angles = 4 * self.hidden // self.heads
         embedding = rows * (self.patch_values + 13 * values // 4 + self.hidden + angles)
-        attention = max(self._settled_attention(rows, seen) for seen in self._seen(rows))
+        attention = max(self._settled_attention(rows, seen) for seen in self._spans(rows))
         forward = rows * 4 * self.hidden + min(rows, FED_AT_ONCE) * 5 * self.mlp
         layer = rows * self.pixels_and_turns + max(attention, forward)
         return max(embedding, layer, self._merging(places))
@@ -95,9 +95,9 @@ class WindowedConfig(ShapedConfig):
 
     def _scores(self, rows: int) -> int:
         """Return how many scores of an image of so many patches are there at once."""
-        return min(self.heads * rows * max(self._seen(rows)), SCORES_MAX)
+        return min(self.heads * rows * max(self._spans(rows)), SCORES_MAX)
 
-    def _seen(self, rows: int) -> set[int]:
+    def _spans(self, rows: int) -> set[int]:
         """Return how many of so many patches each of them sees: in its window, or all."""
         windows = min(rows, (self.window * self.merge) ** 2)
         apart = {windows} if len(self.full) < self.layers else set()
