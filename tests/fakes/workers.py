@@ -265,7 +265,7 @@ class FakeLink:
     def generate(self, request: Checked, *, timeout_s: float | None) -> FakeStream:
         """Stream the script's tokens."""
         self._check_open()
-        seen = inference_pb2.GenerateRequest.FromString(request.raw)
+        seen = inference_pb2.GenerateRequest.FromString(request.whole())
         self.requests.append(seen)
         return FakeStream(self._script, self._process, seen)
 
@@ -278,20 +278,20 @@ class FakeLink:
             self._process.end(self._script.last_words.pop(0))
         self._check()
         if question is Question.TOKENIZE:
-            ids = list(inference_pb2.TokenizeRequest.FromString(request.raw).text.encode())
+            ids = list(inference_pb2.TokenizeRequest.FromString(request.whole()).text.encode())
             answer = inference_pb2.TokenizeResponse(token_ids=ids, model_digest=self._digest)
             return answer.SerializeToString()
         if question is Question.DETOKENIZE:
-            token_ids = inference_pb2.DetokenizeRequest.FromString(request.raw).token_ids
+            token_ids = inference_pb2.DetokenizeRequest.FromString(request.whole()).token_ids
             return inference_pb2.DetokenizeResponse(
                 text=bytes(token_ids).decode()
             ).SerializeToString()
         if question is Question.SCORE:
-            scoring = score_pb2.ScoreRequest.FromString(request.raw)
+            scoring = score_pb2.ScoreRequest.FromString(request.whole())
             lengths = [len(text) for each in scoring.texts for text in each.continuations]
             scores = [score_pb2.Score(logprob=-length, tokens=1) for length in lengths]
             return score_pb2.ScoreResponse(scores=scores).SerializeToString()
-        texts = inference_pb2.EmbedRequest.FromString(request.raw).texts
+        texts = inference_pb2.EmbedRequest.FromString(request.whole()).texts
         vectors = [inference_pb2.Embedding(values=[len(text), 1]) for text in texts]
         made = inference_pb2.EmbedResponse(embeddings=vectors, prompt_tokens=len(vectors))
         return made.SerializeToString()

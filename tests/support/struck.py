@@ -142,7 +142,7 @@ class StruckLink(GrpcLink):
     ) -> RawStream:
         """Start a Generate."""
         inner = super().generate(request, timeout_s=timeout_s)
-        begins_at = inference_pb2.GenerateRequest.FromString(request.raw).resume_from
+        begins_at = inference_pb2.GenerateRequest.FromString(request.whole()).resume_from
         return StruckStream(inner, self.struck, begins_at)
 
 

@@ -131,7 +131,7 @@ def requests() -> tuple[Checked, Checked, Checked]:
         for fields in ({}, {"request_id": LONG_ID})
     )
     size = Size(0, 16, 0)
-    return Checked(good, size), Checked(bad, size), Checked(bad)
+    return Checked(good, size=size), Checked(bad, size=size), Checked(bad)
 
 
 @pytest.mark.asyncio

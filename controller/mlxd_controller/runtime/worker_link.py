@@ -126,13 +126,13 @@ class GrpcLink:
     def generate(self, request: Checked, *, timeout_s: float | None) -> GrpcRawStream:
         """Start a Generate; see the port."""
         self._check_open()
-        raw = self._address(request.raw, inference_pb2.GenerateRequest)
+        raw = self._address(request, inference_pb2.GenerateRequest)
         metadata = request.vouched_by(self._proof)
         return GrpcRawStream(self._generate(raw, timeout=timeout_s, metadata=metadata))
 
     async def ask(self, question: Question, request: Checked, *, timeout_s: float | None) -> bytes:
         """Return the worker's answer; see the port."""
-        raw = self._address(request.raw, _REQUESTS[question])
+        raw = self._address(request, _REQUESTS[question])
         method = partial(self._questions[question], metadata=request.vouched_by(self._proof))
         return await self._ask(method, raw, timeout_s)
 
@@ -196,14 +196,10 @@ class GrpcLink:
         self._closed = True
         await asyncio.shield(self._channel.close())
 
-    def _address(self, request: bytes, kind: _Kind) -> bytes:
-        """Return `request` addressed to this worker: the last occurrence of a field counts.
-
-        That is a rule of the wire format, and saves parsing a prompt to set two short fields.
-        Callers keep only the result: a prompt may be large.
-        """
+    def _address(self, request: Checked, kind: _Kind) -> bytes:
+        """Return `request` addressed to this worker."""
         address = kind(model=self._digest, worker_incarnation=self._incarnation)
-        return request + address.SerializeToString()
+        return request.whole(address.SerializeToString())
 
     def _check_open(self) -> None:
         if self._closed:

@@ -1,4 +1,4 @@
-"""Several completions of one prompt: one request for each, their streams merged.
+"""Several completions of one prompt: one stream for each, merged.
 
 Invariants:
 - Each choice is a stream of its own: it has its own lease, migration and end.
@@ -22,17 +22,19 @@ def choice_ids(request_id: str, choices: int) -> tuple[str, ...]:
 
 
 def split(
-    request: inference_pb2.GenerateRequest, choices: int
+    request: inference_pb2.GenerateRequest, request_id: str, choices: int
 ) -> list[inference_pb2.GenerateRequest]:
-    """Return a request for each choice; the first one keeps the request's id and seed."""
+    """Return what each choice changes of a request; the first one keeps its id and seed.
+
+    One choice that is all there is changes nothing but the id, if the request had none.
+    """
     split_up = []
-    for choice, request_id in enumerate(choice_ids(request.request_id, choices)):
-        own = inference_pb2.GenerateRequest()
-        own.CopyFrom(request)
-        own.ClearField("n")
+    for choice, own_id in enumerate(choice_ids(request_id, choices)):
+        own = inference_pb2.GenerateRequest(request_id=own_id)
+        if choices > 1:
+            own.n = 1
         if choice:
             own.choice = choice
-            own.request_id = request_id
             if request.sampling.HasField("seed"):
                 own.sampling.seed = (request.sampling.seed + choice) % SEEDS
         split_up.append(own)

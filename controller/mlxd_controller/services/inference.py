@@ -82,7 +82,6 @@ class InferenceService:
         with Meter(self._runtime.metrics, self._clock) as meter:
             _refuse_private(request)
             spec = await run_paced(generate_from_pb, request, with_prompt=False)
-            _note_time(request)
             transcript = Transcript(wanted=self._log_content)
             model_ref = await self._catalog.find(spec.model)
             with (
@@ -102,11 +101,12 @@ class InferenceService:
                         self._quarantine,
                         ref=ref,
                         spec=spec,
-                        request=own,
+                        request=request,
+                        changes=changes,
                         meter=meter,
                         key=key,
                     )
-                    for own in ([request] if spec.choices == 1 else split(request, spec.choices))
+                    for changes in _changes(request, request_id, spec.choices)
                 ]
                 streams = [relay.frames(context) for relay in relays]
                 whole = streams[0] if len(streams) == 1 else merge(streams)
@@ -134,15 +134,14 @@ class InferenceService:
     @contextmanager
     def _flight(self, request: inference_pb2.GenerateRequest, choices: int) -> Iterator[str]:
         """Reserve the ids of the request (made if absent) and its choices; raise if one is used."""
-        if not request.request_id:
-            request.request_id = uuid.uuid4().hex
-        ids = choice_ids(request.request_id, choices)
+        request_id = request.request_id or uuid.uuid4().hex
+        ids = choice_ids(request_id, choices)
         duplicate = next((each for each in ids if each in self._in_flight), None)
         if duplicate is not None:
             raise DuplicateRequest(duplicate)
         self._in_flight.update(ids)
         try:
-            yield request.request_id
+            yield request_id
         finally:
             self._in_flight.difference_update(ids)
 
@@ -199,10 +198,19 @@ def _prompt_tokens(question: Question, answer: bytes) -> int:
     return counted.FromString(answer).prompt_tokens
 
 
-def _note_time(request: inference_pb2.GenerateRequest) -> None:
-    """Set a conversation's time if absent: its template sees the same one on every worker."""
+def _changes(
+    request: inference_pb2.GenerateRequest, request_id: str, choices: int
+) -> list[inference_pb2.GenerateRequest]:
+    """Return what is set behind a request's own fields, for each choice.
+
+    A conversation's time is set if absent: its template sees the same one on every worker.
+    """
+    changes = split(request, request_id, choices)
     if request.HasField("chat") and not request.chat.HasField("now"):
-        request.chat.now.GetCurrentTime()
+        changes[0].chat.now.GetCurrentTime()
+        for each in changes[1:]:
+            each.chat.now.CopyFrom(changes[0].chat.now)
+    return changes
 
 
 def _refuse_images(request: inference_pb2.GenerateRequest, model: ModelRef) -> None:

@@ -45,9 +45,10 @@ class _BadWorker(Exception):
 
 
 class Relay:
-    """Serves one request. `request` is updated for each worker that it is sent to.
+    """Serves one request.
 
-    `key` identifies its prompt in the quarantine.
+    It stays as it came; `changes` are set behind its fields, anew for each worker that it is sent
+    to. `key` identifies its prompt in the quarantine.
     """
 
     def __init__(
@@ -58,6 +59,7 @@ class Relay:
         ref: ModelRef,
         spec: GenerateSpec,
         request: inference_pb2.GenerateRequest,
+        changes: inference_pb2.GenerateRequest,
         meter: Meter,
         key: PromptKey,
     ) -> None:
@@ -66,6 +68,7 @@ class Relay:
         self._ref = ref
         self._spec = spec
         self._request = request
+        self._changes = changes
         self._meter = meter
         self._key = key
         self._journal = Journal(spec.resumed)
@@ -160,7 +163,7 @@ class Relay:
             raise self._lost_error(lease.worker.describe_end(code))
         try:
             stream = link_of(lease).generate(
-                as_checked(self._request, ids=self._journal.offset),
+                as_checked(self._request, self._changes, ids=self._journal.offset),
                 timeout_s=context.time_remaining(),
             )
         except RemoteError as error:
@@ -194,17 +197,17 @@ class Relay:
         self._meter.complete(message)
 
     def _prepare(self) -> None:
-        """Update the request to the stream's current position."""
-        request, journal = self._request, self._journal
-        request.load_duration.CopyFrom(duration_to_pb(self._waited_s))
-        request.age.CopyFrom(duration_to_pb(self._meter.age_s))
+        """Change the request to the stream's current position."""
+        changes, journal = self._changes, self._journal
+        changes.load_duration.CopyFrom(duration_to_pb(self._waited_s))
+        changes.age.CopyFrom(duration_to_pb(self._meter.age_s))
         if not journal.messages:
             return
-        request.resume_from = journal.offset
-        del request.resume_token_ids[:]
-        request.resume_token_ids.extend(journal.token_ids)
+        changes.resume_from = journal.offset
+        # Behind those that the client had already, which are the request's own.
+        changes.resume_token_ids[:] = journal.token_ids[len(self._spec.resumed) :]
         if journal.seed is not None:
-            request.sampling.seed = journal.seed
+            changes.sampling.seed = journal.seed
 
     def _adapt(self, frame: bytes) -> bytes:
         """Turn a later worker's message into the next one of a stream that has begun."""

@@ -35,6 +35,14 @@ _T = TypeVar("_T")
 _M = TypeVar("_M", bound=Message)
 
 
+@dataclass(slots=True)
+class _Original:
+    """A request as it came. Emptied as its call ends: tasks that outlive it may know of it."""
+
+    raw: bytes
+    message: Message | None
+
+
 @dataclass(frozen=True, slots=True)
 class _Call:
     """What is known of the request of a task's call."""
@@ -44,6 +52,8 @@ class _Call:
     size: Size | None = None
     vouched: bool = False
     """Whether a controller has counted and checked it."""
+    original: _Original | None = None
+    """The request as it came; None: it is not parsed yet."""
 
 
 _NO_CALL = _Call()
@@ -137,6 +147,7 @@ class Intake:
         call = _Call(self._threads if large else None, vouched=counted is not None)
         _call.set(call)
         held = Size(len(raw)).held_nbytes
+        original = _Original(b"", None)
         self._hold(held)
         try:
             if counted is None:
@@ -146,8 +157,12 @@ class Intake:
             _call.set(replace(call, size=size))
             self._hold(size.held_nbytes - held)
             held = size.held_nbytes
-            yield await run_paced(reader.message, raw)
+            message = await run_paced(reader.message, raw)
+            original.raw, original.message = raw, message
+            _call.set(replace(call, size=size, original=original))
+            yield message
         finally:
+            original.raw, original.message = b"", None
             self.held_nbytes -= held
             self._tidy_up()
 
@@ -184,12 +199,21 @@ def is_checked() -> bool:
     return _call.get().vouched
 
 
-def as_checked(request: Message, *, ids: int = 0) -> Checked:
+def as_checked(request: Message, changes: Message | None = None, *, ids: int = 0) -> Checked:
     """Return this call's request for a worker; its fields have been checked here.
 
+    request: as it came, and then what was parsed is passed on; or one that was made of what came.
+    changes: fields that are set behind its own (`Checked`).
     ids: how many token ids it has more than it came with.
     """
-    return Checked(request.SerializeToString(), with_relay_room(_call.get().size, ids=ids))
+    call = _call.get()
+    original = call.original
+    if original is not None and original.message is request:
+        raw = original.raw
+    else:
+        raw = request.SerializeToString()
+    behind = b"" if changes is None else changes.SerializeToString()
+    return Checked(raw, behind, with_relay_room(call.size, ids=ids))
 
 
 async def run_paced(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

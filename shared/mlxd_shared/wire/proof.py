@@ -57,11 +57,21 @@ class Proof:
 
 @dataclass(frozen=True, slots=True)
 class Checked:
-    """A client's request behind the checks of the controller's door, serialised for a worker."""
+    """A client's request behind the checks of the controller's door, serialised for a worker.
+
+    What a client sent stays as it came, for a prompt may be large: by the rules of the wire format
+    the last of a field that is there twice counts, entries of lists add up, and messages merge.
+    """
 
     raw: bytes = field(repr=False)
+    changes: bytes = field(default=b"", repr=False)
+    """Fields that a controller sets, behind those of `raw`."""
     size: Size | None = None
     """What was counted in it, with room for what a controller adds; None: nobody counted."""
+
+    def whole(self, more: bytes = b"") -> bytes:
+        """Return the request in one piece, with `more` fields behind all others."""
+        return b"".join((self.raw, self.changes, more))
 
     def vouched_by(self, proof: Proof | None) -> tuple[tuple[str, str], ...]:
         """Return the metadata by which a worker takes it as checked, if it knows of `proof`."""

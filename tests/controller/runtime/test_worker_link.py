@@ -91,7 +91,7 @@ async def test_a_request_goes_with_the_proof_that_it_was_checked() -> None:
     heard, size = Heard(), Size(0, 3, 4)
     async with serving(heard.handlers()) as address:
         link = GrpcLink(address=address, incarnation="i-1", digest="d", proof=heard.proof)
-        for checked in (Checked(b"", size), Checked(b"")):
+        for checked in (Checked(b"", size=size), Checked(b"")):
             assert await link.generate(checked, timeout_s=LONG_S).read() is None
             for question in Question:
                 assert await link.ask(question, checked, timeout_s=LONG_S) == b""

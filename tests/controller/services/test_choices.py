@@ -19,11 +19,21 @@ from tests.support.calls import error_of
 from tests.support.controller_stack import controller_stack, request
 
 
+def behind(
+    request: inference_pb2.GenerateRequest, changes: inference_pb2.GenerateRequest
+) -> inference_pb2.GenerateRequest:
+    """Return the request as a worker reads it."""
+    raw = request.SerializeToString() + changes.SerializeToString()
+    return inference_pb2.GenerateRequest.FromString(raw)
+
+
 def test_each_choice_is_a_request_of_its_own() -> None:
-    """The first keeps id and seed, the others have ids and seeds behind them, also past the end."""
+    """The first keeps id and seed, the others have ids and seeds behind them, also past the end.
+
+    What it changes counts behind the request's own fields."""
     whole = inference_pb2.GenerateRequest(text="x", request_id="r", n=3)
     whole.sampling.seed = (1 << 64) - 2
-    first, second, third = split(whole, 3)
+    first, second, third = (behind(whole, changes) for changes in split(whole, "r", 3))
 
     assert [own.request_id for own in (first, second, third)] == ["r", "r.1", "r.2"]
     assert [own.choice for own in (first, second, third)] == [0, 1, 2]
@@ -32,8 +42,8 @@ def test_each_choice_is_a_request_of_its_own() -> None:
         (1 << 64) - 1,
         0,
     ]
-    assert not any(own.HasField("n") for own in (first, second, third))
-    drawn = split(inference_pb2.GenerateRequest(text="x", n=2), 2)
+    assert all((own.n, own.text) == (1, "x") for own in (first, second, third))
+    drawn = split(inference_pb2.GenerateRequest(text="x", n=2), "r", 2)
     assert not any(own.sampling.HasField("seed") for own in drawn)
 
 

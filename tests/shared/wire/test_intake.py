@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextvars
 import subprocess
 import sys
 import threading
@@ -20,7 +21,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
-from mlxd_shared.wire.intake import Intake, Reader, run_paced
+from mlxd_shared.wire.intake import Intake, Reader, as_checked, run_paced
 from mlxd_shared.wire.status import code_of, from_call
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits, Size, plan_of, scan
 from tests.support.overfull import frame, number
@@ -125,6 +126,26 @@ async def test_what_is_large_is_read_on_a_thread() -> None:
         assert await run_paced(threading.current_thread) is loops
     async with intake.take(LARGE, READER):
         assert await run_paced(threading.current_thread) is not loops
+
+
+@pytest.mark.asyncio
+async def test_a_request_is_passed_on_as_it_came() -> None:
+    """In the bytes that were parsed, with what is changed behind them; what was made of it is not
+    what came. Once the call has ended nobody holds the bytes, though tasks of its own live on."""
+    request = generate()
+    raw = request.SerializeToString()
+    changes = inference_pb2.GenerateRequest(request_id="r", stop=["c"], priority=2)
+    changes.chat.now.seconds = 7
+    async with Intake().take(raw, READER) as message:
+        passed = as_checked(message, changes)
+        assert passed.raw is raw
+        made = inference_pb2.GenerateRequest(text="x")
+        assert as_checked(made).raw == made.SerializeToString()
+        later = contextvars.copy_context()
+    request.request_id, request.priority, request.chat.now.seconds = "r", 2, 7
+    request.stop.append("c")
+    assert inference_pb2.GenerateRequest.FromString(passed.whole()) == request
+    assert later.run(as_checked, message).raw is not raw
 
 
 @pytest.mark.asyncio

@@ -68,14 +68,14 @@ def test_what_no_worker_makes_is_no_proof(text: str) -> None:
 
 def test_a_proof_prints_as_nothing() -> None:
     """Neither alone nor in what holds it, and it comes back from where it is kept."""
-    assert SECRET not in f"{PROOF} {PROOF!r} {Checked(b'', SIZE)!r}"
+    assert SECRET not in f"{PROOF} {PROOF!r} {Checked(b'', size=SIZE)!r}"
     assert pickle.loads(pickle.dumps(PROOF)) == PROOF
 
 
 def test_only_what_was_counted_is_vouched_for() -> None:
     """A worker of another version or of others has given no proof; it checks for itself."""
-    assert Checked(b"", SIZE).vouched_by(PROOF) == (PROOF.word(SIZE),)
-    assert Checked(b"", SIZE).vouched_by(None) == ()
+    assert Checked(b"", size=SIZE).vouched_by(PROOF) == (PROOF.word(SIZE),)
+    assert Checked(b"", size=SIZE).vouched_by(None) == ()
     assert Checked(b"").vouched_by(PROOF) == ()
     assert with_relay_room(None) is None
     assert with_relay_room(SIZE, ids=5) == Size(0, 7 + config.RELAYED_PARTS_MAX, 8)
