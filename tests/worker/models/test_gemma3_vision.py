@@ -13,6 +13,7 @@ import pytest
 
 from mlxd_models.families.sighted.gemma3 import Gemma3Config
 from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.sizes.weight_forms import FloatType
 from mlxd_shared.config import IMAGES_TOGETHER_MAX
 from mlxd_shared.domain.requests import KVFormat
 from mlxd_worker.cache.layers.rotating import pieces_of
@@ -228,6 +229,7 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(side: int, tmp_path: Path) ->
 
 
 @pytest.mark.skipif(not runs_cpu(), reason="elsewhere images are seen together")
+@pytest.mark.parametrize("form", [FloatType.F32, FloatType.BF16])
 @pytest.mark.parametrize(
     ("vision", "most"),
     [
@@ -237,16 +239,17 @@ def test_a_pass_takes_no_more_than_the_fit_reckons(side: int, tmp_path: Path) ->
     ],
 )
 def test_one_image_takes_what_the_fit_reckons(
-    vision: Mapping[str, Any], most: str, tmp_path: Path
+    vision: Mapping[str, Any], most: str, form: FloatType, tmp_path: Path
 ) -> None:
-    """A CPU sees one at a time, a part of a layer after another; whatever the widest is."""
+    """A CPU sees one at a time, a part of a layer after another; whatever the widest is. Stored in
+    16 bits, pixels are float32 all the same."""
     folder = Case("memory", vision=vision, more={"mm_tokens_per_image": 64}).write(tmp_path / "m")
     side = vision["image_size"]
     sight = inspect_model(folder).footprint.sight
     assert sight is not None
     settings = read_image_settings(folder, side=side)
-    _, taken_nbytes = see_blank(load(folder), settings, (1, side, side))
-    said_nbytes = sight.seeing_nbytes(4, on_cpu=True)
+    _, taken_nbytes = see_blank(load(folder, form), settings, (1, side, side))
+    said_nbytes = sight.seeing_nbytes(form.nbytes, on_cpu=True)
     assert 0.8 * said_nbytes < taken_nbytes <= said_nbytes, most
 
 

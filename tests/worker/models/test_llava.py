@@ -8,10 +8,13 @@ import mlx.core as mx
 import pytest
 
 from mlxd_models.files.image_settings import read_image_settings
+from mlxd_models.sizes.weight_forms import FloatType
+from mlxd_worker.kernels.device import runs_cpu
 from mlxd_worker.models.base import Sighted
+from mlxd_worker.models.loader import inspect_model
 from tests.support.golden_logits import COLUMNS, read_golden
 from tests.support.llava_cases import CASES, GOLDEN, Case
-from tests.support.shown import logits_in_pieces, read_whole, squares_shown_by
+from tests.support.shown import logits_in_pieces, read_whole, see_blank, squares_shown_by
 from tests.worker.tiny import caches_of, difference, load
 
 
@@ -38,6 +41,31 @@ def test_a_chunk_may_end_within_an_image(width: int, tmp_path: Path) -> None:
     caches = caches_of(model)
     whole = logits_in_pieces(model, caches, shown, [len(case.prompt)])
     assert difference(logits_in_pieces(model, caches, shown, [width]), whole) < 1e-4
+
+
+WIDEST: dict[str, dict[str, int]] = {
+    "scores in parts": {"image_size": 256, "intermediate_size": 20},
+    "the feed-forward": {"image_size": 128, "intermediate_size": 2048},
+    "pixels": {"image_size": 512, "patch_size": 32, "intermediate_size": 20},
+}
+
+
+@pytest.mark.skipif(not runs_cpu(), reason="elsewhere images are seen together")
+@pytest.mark.parametrize("form", [FloatType.F32, FloatType.BF16])
+@pytest.mark.parametrize("tower", ["clip", "siglip"])
+@pytest.mark.parametrize("widest", WIDEST)
+def test_one_image_takes_what_the_fit_reckons(
+    widest: str, tower: str, form: FloatType, tmp_path: Path
+) -> None:
+    """Whatever the widest part of a tower is, in float32 and as stored in 16 bits."""
+    case = Case("memory", tower=tower, vision=WIDEST[widest])
+    folder = case.write(tmp_path / "model")
+    sight = inspect_model(folder).footprint.sight
+    assert sight is not None
+    settings = read_image_settings(folder, side=case.side)
+    _, taken_nbytes = see_blank(load(folder, form), settings, (1, case.side, case.side))
+    said_nbytes = sight.seeing_nbytes(form.nbytes, on_cpu=True)
+    assert 0.9 * said_nbytes < taken_nbytes <= said_nbytes
 
 
 def test_images_of_a_batch_do_not_mix(tmp_path: Path) -> None:

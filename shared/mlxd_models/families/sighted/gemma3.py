@@ -127,6 +127,7 @@ def seeing_gemma3_footprint(config: Gemma3Config) -> Footprint:
         hidden=config.text.hidden,
         pass_values=max(tower.pass_values, pooling),
         settled_values=max(tower.settled_values, pooling),
+        float_values=tower.float_values,
         whole=True,
         marks=config.marks,
     )

@@ -157,6 +157,7 @@ def llava_footprint(config: LlavaConfig) -> Footprint:
         hidden=config.text.hidden,
         pass_values=config.tower.pass_values + features,
         settled_values=config.tower.settled_values + features,
+        float_values=config.tower.float_values,
     )
     return replace(llama_footprint(config.text), sight=sight)
 

@@ -94,10 +94,29 @@ class TowerConfig:
         Beside its pixels as floats the widest of: them cut into patches; attention from its queries
         to its sums with the scores; the feed-forward around its activation. That much was measured.
         """
-        pixels = COLOURS * self.side**2
+        return self._pixels + self._settled_part
+
+    @property
+    def float_values(self) -> int:
+        """How many of those are float32, of whatever type the weights are: an image's pixels.
+
+        While they are scaled they are there twice, which in 16 bits may be all there is at most.
+        """
+        twice = 2 * self._pixels - (self._settled_part - self._cut)
+        return max(self._pixels, twice)
+
+    @property
+    def _pixels(self) -> int:
+        return COLOURS * self.side**2
+
+    @property
+    def _cut(self) -> int:
+        return self._pixels + self.rows * self.hidden
+
+    @property
+    def _settled_part(self) -> int:
         attention = self.rows * 9 * self.hidden + min(self.heads * self.rows**2, SCORES_MAX)
-        cut = pixels + self.rows * self.hidden
-        return pixels + max(cut, attention, self.rows * (2 * self.hidden + 2 * self.mlp))
+        return max(self._cut, attention, self.rows * (2 * self.hidden + 2 * self.mlp))
 
 
 _DEFAULTS: Final[Mapping[str, Mapping[str, Any]]] = MappingProxyType(
