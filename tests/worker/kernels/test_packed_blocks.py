@@ -17,7 +17,13 @@ from mlxd_worker.kernels.packed.blocks import (
     parts_of,
     serves_many,
 )
-from mlxd_worker.kernels.packed.blocks_source import OUTPUTS, ROWS, THREADS
+from mlxd_worker.kernels.packed.blocks_source import (
+    ARRANGE_THREADS,
+    ARRANGE_VALUES,
+    OUTPUTS,
+    ROWS,
+    THREADS,
+)
 from mlxd_worker.kernels.packed.product import kernel_for
 from mlxd_worker.kernels.packed.rows import PackedMatrix, packed_rows_times
 from tests.support.packed_matrices import H200, Launches, check_products, matrix_of
@@ -38,10 +44,13 @@ def test_parts_are_whole_stages_and_run_at_once(outputs: int) -> None:
 @pytest.mark.parametrize("rows", [33, 64, 65, 128, 129])
 @pytest.mark.parametrize(("outputs", "inputs"), [(300, 512), (4096, 4096), (40_000, 256)])
 def test_launches_cover_all_rows_outputs_and_inputs(outputs: int, inputs: int, rows: int) -> None:
-    """With no block too many; parts of the inputs are float32 and are added by a launch more."""
-    multiplying, adding = Launches(), Launches()
+    """With no block too many; parts of the inputs are float32 and are added by a launch more. Rows
+    are laid out before, as many whole blocks as there are."""
+    multiplying, arranging, adding = Launches(), Launches(), Launches()
     numbers, matrix = mx.zeros((rows, inputs), mx.bfloat16), matrix_of(outputs, inputs)
-    result = packed_blocks_times(numbers, matrix, kernel=multiplying, adding=adding)
+    result = packed_blocks_times(
+        numbers, matrix, kernel=multiplying, arranging=arranging, adding=adding
+    )
 
     (launched,) = multiplying.calls
     constants, parts = dict(launched["template"]), parts_of(outputs, inputs)
@@ -55,6 +64,11 @@ def test_launches_cover_all_rows_outputs_and_inputs(outputs: int, inputs: int, r
     assert (deep, constants["PARTS"]) == (parts, parts)
     assert (constants["K"], constants["N"], constants["GROUP"]) == (inputs, outputs, 64)
     assert launched["shared_memory"] <= H200.shared_nbytes
+    (arranged,) = arranging.calls
+    threads = arranged["grid"][0]
+    assert (threads - ARRANGE_THREADS) * ARRANGE_VALUES < rows * inputs <= threads * ARRANGE_VALUES
+    assert arranged["output_shapes"] == [(high * constants["ROWS"], inputs)]
+    assert dict(arranged["template"])["ROWS"] == constants["ROWS"]
     if parts == 1:
         assert launched["output_dtypes"] == [mx.bfloat16]
         assert adding.calls == []
@@ -104,5 +118,5 @@ def test_the_kernel_agrees_with_the_numbers(
 
 
 def test_every_block_size_is_whole_tiles_of_the_instruction() -> None:
-    """Eight rows are the least that it knows, and as many as a thread copies at once."""
-    assert all(rows % 32 == 0 for rows in ROWS)
+    """Eight rows are the least that it knows; sixteen, that the weights of a group come at once."""
+    assert all(rows % 16 == 0 and 128 % rows == 0 for rows in ROWS)

@@ -2,7 +2,7 @@
 
 `packed_rows` copies the rows anew for every 32 to 128 outputs and unpacks each weight once for 64
 rows, or for 32. Here they are copied for 256 outputs, a weight is unpacked once for 128 rows, and
-the tensor cores read the rows from shared memory themselves.
+the tensor cores read the rows from shared memory themselves, after a launch that lays them out.
 
 Invariants:
 - Integers become numbers of the rows' type, rounded once; sums are float32.
@@ -22,10 +22,12 @@ from mlxd_worker.kernels.nvrtc import HOPPER, Device
 from mlxd_worker.kernels.own import Body, OwnKernel
 from mlxd_worker.kernels.packed.blocks_source import (
     ADD_TEXT,
+    ARRANGE_TEXT,
+    ARRANGE_THREADS,
+    ARRANGE_VALUES,
     HEADER,
     OUTPUTS,
     ROWS,
-    STAGE_STEPS,
     STEP,
     STORING,
     TEXT,
@@ -38,8 +40,8 @@ from mlxd_worker.kernels.packed.rows_source import HEADER as UNPACKING
 ROWS_MIN: Final = 33
 """Fewer rows are multiplied faster by `packed_rows`."""
 
-STAGE: Final = STEP * STAGE_STEPS
-"""Inputs that a block multiplies while as many come."""
+STAGE: Final = 2 * STEP
+"""Inputs that a block has at least."""
 
 BLOCKS_MAX: Final = 132
 """What a device computes at once: an H200's processors have a block each."""
@@ -68,19 +70,21 @@ def packed_blocks_times(
     matrix: PackedMatrix,
     *,
     kernel: Kernel | None = None,
+    arranging: Kernel | None = None,
     adding: Kernel | None = None,
 ) -> mx.array:
     """Return rows [M, K] times the transpose of a packed matrix [N, K], as [M, N]; lazy.
 
-    kernel, adding: what is launched; None: this process's.
+    kernel, arranging, adding: what is launched; None: this process's.
     """
     count, inputs = rows.shape
     outputs = matrix.words.shape[0]
     parts = parts_of(outputs, inputs)
     block_rows = next((size for size in ROWS if count <= size), max(ROWS))
     shape = (count, outputs)
+    tiles = _arrange(rows, block_rows, arranging or _arranging())
     (result,) = (kernel or _kernel())(
-        inputs=[rows, matrix.words, matrix.scales, matrix.offsets],
+        inputs=[tiles, matrix.words, matrix.scales, matrix.offsets],
         output_shapes=[shape if parts == 1 else (parts, *shape)],
         output_dtypes=[rows.dtype if parts == 1 else mx.float32],
         grid=(-(-outputs // OUTPUTS) * THREADS, -(-count // block_rows), parts),
@@ -111,6 +115,22 @@ def packed_blocks_times(
     return added
 
 
+def _arrange(rows: mx.array, block_rows: int, kernel: Kernel) -> mx.array:
+    """Return rows [M, K] as blocks read them: whole blocks, whose end may be undefined."""
+    count, inputs = rows.shape
+    threads = count * inputs // ARRANGE_VALUES
+    (tiles,) = kernel(
+        inputs=[rows],
+        output_shapes=[(-(-count // block_rows) * block_rows, inputs)],
+        output_dtypes=[rows.dtype],
+        grid=(-(-threads // ARRANGE_THREADS) * ARRANGE_THREADS, 1, 1),
+        threadgroup=(ARRANGE_THREADS, 1, 1),
+        template=[("T", rows.dtype), ("K", inputs), ("ROWS", block_rows)],
+        scalars=[count],
+    )
+    return tiles
+
+
 @cache
 def parts_of(outputs: int, inputs: int) -> int:
     """Return in how many parts a matrix's inputs are divided: as many as run at once."""
@@ -122,10 +142,15 @@ def parts_of(outputs: int, inputs: int) -> int:
 
 @cache
 def _kernel() -> OwnKernel:
-    inputs = ("input", "words", "scales", "offsets")
+    inputs = ("tiles", "words", "scales", "offsets")
     return OwnKernel(
         Body("packed_blocks", inputs, ("out",), TEXT, UNPACKING + HEADER, ("rows",), THREADS)
     )
+
+
+@cache
+def _arranging() -> OwnKernel:
+    return OwnKernel(Body("arrange_rows", ("input",), ("out",), ARRANGE_TEXT, "", ("rows",)))
 
 
 @cache
