@@ -12,6 +12,8 @@ import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
+from google.protobuf.timestamp_pb2 import Timestamp
+
 from mlxd.v1 import inference_pb2
 from mlxd_shared.domain.requests import SEEDS
 
@@ -22,17 +24,24 @@ def choice_ids(request_id: str, choices: int) -> tuple[str, ...]:
 
 
 def split(
-    request: inference_pb2.GenerateRequest, request_id: str, choices: int
+    request: inference_pb2.GenerateRequest,
+    request_id: str,
+    choices: int,
+    *,
+    now: Timestamp | None = None,
 ) -> list[inference_pb2.GenerateRequest]:
     """Return what each choice changes of a request; the first one keeps its id and seed.
 
-    One choice that is all there is changes nothing but the id, if the request had none.
+    One choice that is all there is changes nothing but the id, if the request had none. now: the
+    time of its conversation, if that has none: a template sees the same one on every worker.
     """
     split_up = []
     for choice, own_id in enumerate(choice_ids(request_id, choices)):
         own = inference_pb2.GenerateRequest(request_id=own_id)
         if choices > 1:
             own.n = 1
+        if now is not None:
+            own.chat.now.CopyFrom(now)
         if choice:
             own.choice = choice
             if request.sampling.HasField("seed"):

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager, aclosing, contextmanager
 from typing import TypeVar
 
 from google.protobuf.message import Message
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2, score_pb2
 from mlxd_controller.runtime.ports import Clock, ModelRef, Question
@@ -27,6 +28,7 @@ from mlxd_controller.services.quarantine import PromptKey, Quarantine
 from mlxd_controller.services.relay import Relay
 from mlxd_controller.services.transcript import Transcript
 from mlxd_models.files.image_settings import unseen
+from mlxd_shared import config
 from mlxd_shared.domain.errors import DuplicateRequest, FieldNotServed, InvalidRequest, MlxdError
 from mlxd_shared.ops.logs import bind_to_log
 from mlxd_shared.security.callers import current_caller
@@ -34,7 +36,7 @@ from mlxd_shared.wire.convert import generate_from_pb
 from mlxd_shared.wire.convert_bounds import check_ids, text_of
 from mlxd_shared.wire.convert_embed import embed_from_pb
 from mlxd_shared.wire.convert_score import score_from_pb
-from mlxd_shared.wire.intake import as_checked, run_paced
+from mlxd_shared.wire.intake import as_checked, run_paced, sent_nbytes
 from mlxd_shared.wire.interceptors import Context
 from mlxd_shared.wire.status import RemoteError
 
@@ -82,6 +84,8 @@ class InferenceService:
         with Meter(self._runtime.metrics, self._clock) as meter:
             _refuse_private(request)
             spec = await run_paced(generate_from_pb, request, with_prompt=False)
+            _check_copies(request, spec.choices)
+            now = _time_of(request)
             transcript = Transcript(wanted=self._log_content)
             model_ref = await self._catalog.find(spec.model)
             with (
@@ -106,7 +110,7 @@ class InferenceService:
                         meter=meter,
                         key=key,
                     )
-                    for changes in _changes(request, request_id, spec.choices)
+                    for changes in split(request, request_id, spec.choices, now=now)
                 ]
                 streams = [relay.frames(context) for relay in relays]
                 whole = streams[0] if len(streams) == 1 else merge(streams)
@@ -198,19 +202,20 @@ def _prompt_tokens(question: Question, answer: bytes) -> int:
     return counted.FromString(answer).prompt_tokens
 
 
-def _changes(
-    request: inference_pb2.GenerateRequest, request_id: str, choices: int
-) -> list[inference_pb2.GenerateRequest]:
-    """Return what is set behind a request's own fields, for each choice.
+def _check_copies(request: inference_pb2.GenerateRequest, choices: int) -> None:
+    """Refuse more choices than a request of this size may have: each is sent all of its bytes."""
+    if choices > 1 and choices * sent_nbytes(request) > config.CHOICES_BYTES_MAX:
+        limit = f"a request of this size has at most {config.CHOICES_BYTES_MAX} in all choices"
+        raise InvalidRequest.of("n", limit)
 
-    A conversation's time is set if absent: its template sees the same one on every worker.
-    """
-    changes = split(request, request_id, choices)
-    if request.HasField("chat") and not request.chat.HasField("now"):
-        changes[0].chat.now.GetCurrentTime()
-        for each in changes[1:]:
-            each.chat.now.CopyFrom(changes[0].chat.now)
-    return changes
+
+def _time_of(request: inference_pb2.GenerateRequest) -> Timestamp | None:
+    """Return the time of a conversation that has none: now; None: there is nothing to set."""
+    if not request.HasField("chat") or request.chat.HasField("now"):
+        return None
+    now = Timestamp()
+    now.GetCurrentTime()
+    return now
 
 
 def _refuse_images(request: inference_pb2.GenerateRequest, model: ModelRef) -> None:

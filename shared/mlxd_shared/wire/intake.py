@@ -199,6 +199,15 @@ def is_checked() -> bool:
     return _call.get().vouched
 
 
+def sent_nbytes(request: Message) -> int:
+    """Return how many bytes `as_checked` has of this request, without changes: as a client sent it.
+
+    Those may be many more than what was parsed: of a field that is there twice one is left.
+    """
+    raw = _as_it_came(request)
+    return request.ByteSize() if raw is None else len(raw)
+
+
 def as_checked(request: Message, changes: Message | None = None, *, ids: int = 0) -> Checked:
     """Return this call's request for a worker; its fields have been checked here.
 
@@ -206,14 +215,17 @@ def as_checked(request: Message, changes: Message | None = None, *, ids: int = 0
     changes: fields that are set behind its own (`Checked`).
     ids: how many token ids it has more than it came with.
     """
-    call = _call.get()
-    original = call.original
-    if original is not None and original.message is request:
-        raw = original.raw
-    else:
+    raw = _as_it_came(request)
+    if raw is None:
         raw = request.SerializeToString()
     behind = b"" if changes is None else changes.SerializeToString()
-    return Checked(raw, behind, with_relay_room(call.size, ids=ids))
+    return Checked(raw, behind, with_relay_room(_call.get().size, ids=ids))
+
+
+def _as_it_came(request: Message) -> bytes | None:
+    """Return the bytes that were parsed into this request; None: it was made of others."""
+    original = _call.get().original
+    return None if original is None or original.message is not request else original.raw
 
 
 async def run_paced(function: Callable[_P, _T], *args: _P.args, **kwargs: _P.kwargs) -> _T:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator
 
+import grpc
 import pytest
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from mlxd.v1 import inference_pb2, types_pb2
 from mlxd_controller.metrics.counters import Metrics
@@ -45,6 +47,18 @@ def test_each_choice_is_a_request_of_its_own() -> None:
     assert all((own.n, own.text) == (1, "x") for own in (first, second, third))
     drawn = split(inference_pb2.GenerateRequest(text="x", n=2), "r", 2)
     assert not any(own.sampling.HasField("seed") for own in drawn)
+
+
+def test_all_choices_have_one_time() -> None:
+    """Of a conversation that has none of its own."""
+    whole = inference_pb2.GenerateRequest(n=2)
+    whole.chat.messages.add(role="user", content="x")
+    now = Timestamp(seconds=7)
+
+    for changes in split(whole, "r", 2, now=now):
+        read = behind(whole, changes)
+        assert (read.chat.now, read.chat.messages[0].content) == (now, "x")
+    assert not any(each.HasField("chat") for each in split(whole, "r", 2))
 
 
 class Ended:
@@ -120,6 +134,22 @@ async def test_a_worker_is_asked_for_each_choice() -> None:
             assert isinstance(error, InvalidRequest)
             assert error.violations[0].field == field
         assert messages[-1].finish.reason == types_pb2.FINISH_REASON_LENGTH
+
+
+@pytest.mark.asyncio
+async def test_what_is_sent_for_each_choice_is_bounded_whatever_was_parsed() -> None:
+    """A text that a second one replaces is sent all the same: it counts, but for one choice."""
+    async with controller_stack() as stack:
+        generate: grpc.aio.UnaryStreamMultiCallable[bytes, bytes] = stack.channel.unary_stream(
+            "/mlxd.v1.InferenceService/Generate"
+        )
+        replaced = request(text="a" * (5 << 20)).SerializeToString()
+
+        error = await error_of(generate(replaced + request(n=16).SerializeToString()))
+        assert isinstance(error, InvalidRequest)
+        assert [each.field for each in error.violations] == ["n"]
+        assert not stack.workers.links
+        assert [frame async for frame in generate(replaced + request(n=1).SerializeToString())]
 
 
 @pytest.mark.asyncio

@@ -21,7 +21,7 @@ from mlxd_shared import config
 from mlxd_shared.domain.errors import InvalidRequest, QueueFull
 from mlxd_shared.security.net import parse_address
 from mlxd_shared.serving.server import Health, listen, make_server
-from mlxd_shared.wire.intake import Intake, Reader, as_checked, run_paced
+from mlxd_shared.wire.intake import Intake, Reader, as_checked, run_paced, sent_nbytes
 from mlxd_shared.wire.status import code_of, from_call
 from mlxd_shared.wire.wire_scan import FROM_CLIENTS, Limits, Size, plan_of, scan
 from tests.support.overfull import frame, number
@@ -141,6 +141,9 @@ async def test_a_request_is_passed_on_as_it_came() -> None:
         assert passed.raw is raw
         made = inference_pb2.GenerateRequest(text="x")
         assert as_checked(made).raw == made.SerializeToString()
+        assert sent_nbytes(message) == len(raw)
+        alike = inference_pb2.GenerateRequest.FromString(raw)
+        assert as_checked(alike).raw is not raw
         later = contextvars.copy_context()
     request.request_id, request.priority, request.chat.now.seconds = "r", 2, 7
     request.stop.append("c")
