@@ -226,10 +226,6 @@ def _choice_violations(pb: inference_pb2.GenerateRequest) -> list[FieldViolation
     violations = check_range("n", pb.n, 1, config.CHOICES_MAX)
     if pb.n > 1 and pb.resume_from:
         violations.append(FieldViolation("resume_from", "not with n above 1"))
-    # One needs no look at its size, for which all of it is written.
-    if pb.n > 1 and not violations and pb.n * pb.ByteSize() > config.CHOICES_BYTES_MAX:
-        limit = f"a request of this size has at most {config.CHOICES_BYTES_MAX} in all choices"
-        violations.append(FieldViolation("n", limit))
     return violations
 
 

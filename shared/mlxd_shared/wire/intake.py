@@ -37,10 +37,13 @@ _M = TypeVar("_M", bound=Message)
 
 @dataclass(slots=True)
 class _Original:
-    """A request as it came. Emptied as its call ends: tasks that outlive it may know of it."""
+    """A request as it came; empty until it is parsed.
 
-    raw: bytes
-    message: Message | None
+    And once its call has ended: tasks that outlive it may know of it.
+    """
+
+    raw: bytes = b""
+    message: Message | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +56,7 @@ class _Call:
     vouched: bool = False
     """Whether a controller has counted and checked it."""
     original: _Original | None = None
-    """The request as it came; None: it is not parsed yet."""
+    """The request as it came; None outside a call."""
 
 
 _NO_CALL = _Call()
@@ -144,10 +147,11 @@ class Intake:
             QueueFull: the requests under way leave no room for it.
         """
         large = len(raw) > config.INLINE_REQUEST_BYTES_MAX
-        call = _Call(self._threads if large else None, vouched=counted is not None)
+        original = _Original()
+        executor = self._threads if large else None
+        call = _Call(executor, vouched=counted is not None, original=original)
         _call.set(call)
         held = Size(len(raw)).held_nbytes
-        original = _Original(b"", None)
         self._hold(held)
         try:
             if counted is None:
@@ -159,7 +163,6 @@ class Intake:
             held = size.held_nbytes
             message = await run_paced(reader.message, raw)
             original.raw, original.message = raw, message
-            _call.set(replace(call, size=size, original=original))
             yield message
         finally:
             original.raw, original.message = b"", None

@@ -41,7 +41,7 @@ ROWS_MIN: Final = 33
 """Fewer rows are multiplied faster by `packed_rows`."""
 
 STAGE: Final = 2 * STEP
-"""Inputs that a block has at least."""
+"""Inputs that a block has at least, or a multiple of it: less was not tried."""
 
 BLOCKS_MAX: Final = 132
 """What a device computes at once: an H200's processors have a block each."""
