@@ -7,7 +7,7 @@ from mlxd_models.fit import plan
 from mlxd_models.fit.facts import ModelFacts
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound
 from mlxd_models.sizes.cache_sizes import rows_unpacked
-from mlxd_models.sizes.pass_sizes import POOL_NBYTES, reads_passes
+from mlxd_models.sizes.pass_sizes import reads_passes
 from mlxd_models.sizes.weight_forms import AS_NUMBERS, FloatType
 from mlxd_shared import config
 from mlxd_shared.domain.devices import DeviceKind
@@ -42,7 +42,7 @@ def reckon(facts: ModelFacts, device: plan.Device, choice: plan.Choice) -> plan.
         _weights(facts, choice.weights, item_bytes=item_bytes),
         kv,
         _activations(facts, device, choice, item_bytes=item_bytes, beside_bytes=beside_bytes),
-        plan.Term(plan.POOL_TERM, POOL_NBYTES, "freed memory that is kept for reuse"),
+        _pool(facts, device, choice, item_bytes=item_bytes),
         _process(facts, device, choice),
     )
     free_bytes = device.budget_bytes - sum(term.nbytes for term in rest)
@@ -146,6 +146,18 @@ def _activations(
     most = config.PREFILL_PASS_TOKENS if by_passes else config.PREFILL_CHUNK_TOKENS
     note = f"a prefill of {min(most, context)} tokens against a context of {context}{seen}"
     return plan.Term(plan.ACTIVATIONS_TERM, nbytes, note)
+
+
+def _pool(
+    facts: ModelFacts, device: plan.Device, choice: plan.Choice, *, item_bytes: int
+) -> plan.Term:
+    nbytes = facts.passes.pool_nbytes(
+        facts.elements,
+        rows=choice.rows_max,
+        item_nbytes=item_bytes,
+        on_cuda=device.kind is DeviceKind.CUDA,
+    )
+    return plan.Term(plan.POOL_TERM, nbytes, "freed memory that is kept for reuse")
 
 
 def _process(facts: ModelFacts, device: plan.Device, choice: plan.Choice) -> plan.Term:

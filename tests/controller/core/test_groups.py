@@ -280,10 +280,10 @@ def test_more_ranks_are_taken_for_a_useful_context() -> None:
     whole = wide()
     parts = {ranks: longer(part) for ranks, part in whole.division.parts.of_ranks.items()}
     model = replace(longer(whole), division=Division(Parts(parts)))
-    talk = Conversation(*gpus(4, 4))
+    talk = Conversation(*gpus(3.5, 3.5))
     talk.load("w", LoadSpec(), model=model)
     assert home(talk, "w") == "gpu0+gpu1"
-    talk = Conversation(*gpus(4))
+    talk = Conversation(*gpus(3.5))
     talk.load("w", LoadSpec(), model=model)
     assert home(talk, "w") == "gpu0"
 

@@ -18,6 +18,7 @@ from mlxd_models.fit.terms import (
 )
 from mlxd_models.sizes.arena_sizes import kv_tokens_bound, slots_bound
 from mlxd_models.sizes.cache_sizes import RECURRENT_STEP_LAYERS, CacheSizes, WindowedLayers
+from mlxd_models.sizes.pass_sizes import POOL_CUDA_NBYTES_MAX, POOL_NBYTES
 from mlxd_shared.config import MIB, ROWS_MAX_DEFAULT
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.requests import KVFormat, LoadSpec, Weights
@@ -253,6 +254,25 @@ def test_on_a_cuda_gpu_a_process_is_its_context() -> None:
     assert by_name(gpu)["process"] == CUDA_CONTEXT_BYTES
     metal = plan_load(model, LoadSpec(), replace(WIDE, kind=DeviceKind.METAL))
     assert by_name(metal)["process"] == by_name(plan_load(model, LoadSpec(), WIDE))["process"]
+
+
+def test_a_cuda_gpus_pool_holds_what_its_rows_make() -> None:
+    """Twice a step's arrays, within bounds: a byte a value, and in all; elsewhere it is fixed."""
+
+    def pool(values: int, rows: int, *, hidden: int = 1000, kind: str = "cuda") -> int:
+        model = facts(10)
+        sizes = replace(model.passes, hidden=hidden)
+        model = replace(model, elements=values, passes=sizes, item_bytes=2)
+        spec = LoadSpec(weights=Weights.STORED, rows_max=rows)
+        return by_name(plan_load(model, spec, device(1 << 20, kind=kind)))["pool"]
+
+    assert pool(500_000_000, 128) == 2 * 128 * 500_000 * 2
+    assert pool(500_000_000, 64) == 2 * 64 * 500_000 * 2
+    assert pool(500_000_000, 64, hidden=100) == 500_000_000
+    assert pool(8_000_000_000, 128) == POOL_CUDA_NBYTES_MAX
+    assert pool(500_000_000, 2) == pool(1_000_000, 128) == POOL_NBYTES
+    for kind in ("cpu", "metal"):
+        assert pool(8_000_000_000, 128, kind=kind) == POOL_NBYTES
 
 
 def test_a_process_that_widens_weights_takes_more() -> None:
