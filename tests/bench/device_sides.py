@@ -16,7 +16,7 @@ import mlx.core as mx
 from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
-from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
+from mlxd_worker.engine.request import Event, Failed, Sink, StreamId, Submit
 from mlxd_worker.engine.stepping.choose import choose
 from mlxd_worker.engine.stepping.compiled import CompiledModel
 from mlxd_worker.models.base import Model, Passes
@@ -55,7 +55,7 @@ class NoText:
 
 
 @dataclass(slots=True)
-class Sink:
+class Kept(Sink):
     """Keeps the ids of one stream."""
 
     ids: list[int] = field(default_factory=list)
@@ -90,7 +90,7 @@ class Ours:
     def run(self, prompts: list[list[int]], *, steps: int) -> Measured:
         """Serve the prompts until enough steps count; then let them go."""
         mx.reset_peak_memory()
-        sinks = [Sink() for _ in prompts]
+        sinks = [Kept() for _ in prompts]
         for number, (prompt, sink) in enumerate(zip(prompts, sinks, strict=True)):
             self._submit(number, prompt, sink)
         measured = Measured()
@@ -108,7 +108,7 @@ class Ours:
         mx.clear_cache()
         return measured
 
-    def _submit(self, number: int, prompt: list[int], sink: Sink) -> None:
+    def _submit(self, number: int, prompt: list[int], sink: Kept) -> None:
         self.engine.submit(
             Submit(
                 stream=StreamId(number),

@@ -21,6 +21,7 @@ from mlxd_worker.engine.request import (
     Failed,
     Finished,
     PositionLogprobs,
+    Sink,
     StreamId,
     Submit,
 )
@@ -41,7 +42,7 @@ _streams = itertools.count(1)
 
 
 @dataclass(slots=True)
-class Collected:
+class Collected(Sink):
     """A sink that keeps every event."""
 
     events: list[Event] = field(default_factory=list)

@@ -23,7 +23,16 @@ from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import ShuttingDown
 from mlxd_shared.domain.requests import LoadSpec, Sampling, Weights
 from mlxd_worker.engine.masks.constraint import Constraint
-from mlxd_worker.engine.request import Cancel, Event, Failed, Finished, StreamId, Submit, Tokens
+from mlxd_worker.engine.request import (
+    Cancel,
+    Event,
+    Failed,
+    Finished,
+    Sink,
+    StreamId,
+    Submit,
+    Tokens,
+)
 from mlxd_worker.machine.backend import prepare_backend
 from mlxd_worker.thread.facts import Loaded, LoadJob
 from tests.worker.distributed.holding import hold
@@ -46,7 +55,7 @@ WORDS = tuple(TEXT.split())
 
 
 @dataclass
-class Heard:
+class Heard(Sink):
     """A sink that keeps what it gets."""
 
     ids: list[int] = field(default_factory=list)

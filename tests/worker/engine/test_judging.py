@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from mlxd_shared.domain.errors import DeadlinePassed
 from mlxd_worker.engine.judging import judge_plainly
-from mlxd_worker.engine.request import Event, Failed, Finished, Tokens
+from mlxd_worker.engine.request import Event, Failed, Finished, Tell, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.models.base import Model
 from mlxd_worker.tokenizing.files import load_tokenizer
@@ -143,14 +144,99 @@ def test_a_text_that_cannot_be_written_ends_its_own_stream(
     assert len(tiny.alone((4, 5)).ids) == 8
 
 
-def test_a_plain_token_costs_its_text_its_event_and_its_sink(model: Model, folder: Path) -> None:
-    """Three calls a row, and none of them the judge of single tokens."""
+class Owed(Collected):
+    """A sink that asks what it is owed when it is to, or before anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tell: Tell | None = None
+
+    def owe(self, tell: Tell) -> None:
+        """Ask later."""
+        self.ask()
+        self.tell = tell
+
+    def ask(self) -> None:
+        """Keep what is owed."""
+        tell, self.tell = self.tell, None
+        event = None if tell is None else tell()
+        if event is not None:
+            self.events.append(event)
+
+    def put(self, event: Event) -> None:
+        """Keep it behind what is owed."""
+        self.ask()
+        self.events.append(event)
+
+
+def test_a_plain_token_costs_no_call(model: Model, folder: Path) -> None:
+    """A sink hears of the first that it is owed; texts and events are made once it asks."""
     tiny = make_engine(model, folder, make_decoder=lambda _: Breaking(100))
-    sinks = [tiny.submit((1, 2, 3 + number), max_tokens=20)[1] for number in range(8)]
+    sinks = [Owed() for _ in range(8)]
+    for number, sink in enumerate(sinks):
+        tiny.submit((1, 2, 3 + number), max_tokens=20, sink=sink)
     while not all(sink.ids for sink in sinks):
         tiny.engine.step()
+    for sink in sinks:
+        sink.ask()
 
-    assert calls_of(tiny.engine.step, Row.take) == 0
-    assert calls_of(tiny.engine.step, Tokens.__init__) == 8
-    assert calls_of(tiny.engine.step, Collected.put) == 8
+    assert calls_of(tiny.engine.step, Owed.owe) == 8
+    for call in (Owed.owe, Tokens.__init__, Owed.put, Row.take, Breaking.push):
+        assert calls_of(tiny.engine.step, call) == 0, call
     assert calls_of(tiny.engine.step, judge_plainly) == 1
+    assert calls_of(sinks[0].ask, Tokens.__init__) == 1
+    event = sinks[0].events[-1]
+    assert isinstance(event, Tokens)
+    assert len(event.ids) >= 7
+    assert event.text == "".join(f"<{token_id}>" for token_id in event.ids)
+
+
+def test_what_is_owed_comes_before_what_else_is_told(model: Model, folder: Path) -> None:
+    """A sink that never asks has all tokens when its stream ends, in order, and no sooner."""
+    prompt = (1, 2, 3)
+    said = make_engine(model, folder).alone(prompt, max_tokens=12)
+    tiny, sink = make_engine(model, folder), Owed()
+    tiny.submit(prompt, max_tokens=12, sink=sink)
+    tiny.run()
+
+    first, owed, last = sink.events
+    assert isinstance(first, Tokens)
+    assert isinstance(owed, Tokens)
+    assert isinstance(last, Finished)
+    assert [event.offset for event in (first, owed, last)] == [0, 1, 11]
+    assert (sink.ids, sink.text) == (said.ids, said.text)
+
+
+def test_a_failed_stream_is_told_what_it_has_drawn(model: Model, folder: Path) -> None:
+    """Whatever ends it: its tokens come before the error."""
+    tiny, sink = make_engine(model, folder), Owed()
+    tiny.submit((1, 2, 3), max_tokens=40, sink=sink)
+    for _ in range(9):
+        tiny.engine.step()
+    tiny.engine.fail_all(DeadlinePassed(0))
+
+    assert isinstance(sink.events[-1], Failed)
+    assert len(sink.ids) >= 7
+
+
+def test_a_text_that_cannot_be_written_later_ends_its_own_stream(
+    model: Model, folder: Path
+) -> None:
+    """Its sink is told once, and its row goes with the next step."""
+    decoders = iter([Breaking(4), Breaking(100)])
+    tiny = make_engine(model, folder, make_decoder=lambda _: next(decoders))
+    sink, other = Owed(), Owed()
+    for number, each in enumerate((sink, other)):
+        tiny.submit((1, 2, 3 + number), max_tokens=20, sink=each)
+    while not sink.ids:
+        tiny.engine.step()
+    for _ in range(6):
+        tiny.engine.step()
+    assert len(tiny.caches.rows) == 2, "nobody has asked for a text"
+    sink.ask()
+    tiny.engine.step()
+
+    assert len(tiny.caches.rows) == 1
+    tiny.run()
+    assert [type(event) for event in sink.events] == [Tokens, Failed]
+    assert len(other.ids) == 20

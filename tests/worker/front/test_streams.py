@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partial
 
 import pytest
 
 from mlxd_shared import config
 from mlxd_shared.domain.cache_reasons import CacheReason
-from mlxd_shared.domain.errors import DuplicateRequest, InternalError, QueueFull
+from mlxd_shared.domain.errors import DuplicateRequest, InternalError, QueueFull, ShuttingDown
 from mlxd_shared.domain.requests import FinishReason
 from mlxd_worker.engine.request import (
     Event,
@@ -153,10 +154,17 @@ async def test_what_is_held_costs_a_step_nothing() -> None:
 
 
 class Crowd:
-    """Streams that have a token each a step, on a clock that only the test moves."""
+    """Streams that have a token each a step, on a clock that only the test moves.
 
-    def __init__(self, streams: int) -> None:
+    owing: whether all but their first tokens and their ends are owed until they are asked for.
+    """
+
+    def __init__(self, streams: int, *, owing: bool = False) -> None:
         self.now_s = 0.0
+        self.asked = 0
+        """How often they were."""
+        self._owing = owing
+        self._told = [0] * streams
         self.outbox = Outbox(asyncio.get_running_loop(), clock=lambda: self.now_s)
         self.readers = [StreamReader(self.outbox) for _ in range(streams)]
         self._steps = 0
@@ -165,10 +173,22 @@ class Crowd:
         """Give each stream a token, that of index `ends` its end; let so much time pass before."""
         self.now_s += seconds
         for index, reader in enumerate(self.readers):
-            reader.put(end(self._steps) if index == ends else token(self._steps))
+            if index == ends:
+                reader.put(end(self._steps))
+            elif not self._owing or not reader.begun:
+                reader.put(token(self._steps))
+                self._told[index] += 1
+            elif self._told[index] == self._steps:
+                reader.owe(partial(self._tell, index))
         self._steps += 1
         self.outbox.flush(hold=hold)
         await asyncio.sleep(0)
+
+    def _tell(self, index: int) -> Tokens | None:
+        self.asked += 1
+        told, self._told[index] = self._told[index], self._steps
+        ids = tuple(100 + offset for offset in range(told, self._steps))
+        return Tokens(told, ids, "") if ids else None
 
     async def count_arrived(self, index: int) -> int:
         """Return how many tokens a reader has that it had not been asked for; 0 for none."""
@@ -181,10 +201,14 @@ class Crowd:
         return len(waiting.result().ids)
 
 
+OWING = pytest.mark.parametrize("owing", [False, True])
+
+
+@OWING
 @pytest.mark.asyncio
-async def test_tokens_of_a_crowd_cross_together() -> None:
+async def test_tokens_of_a_crowd_cross_together(owing: bool) -> None:
     """First tokens cross at once; later ones wait for each other, as long as is said, no longer."""
-    crowd = Crowd(CROWD_STREAMS)
+    crowd = Crowd(CROWD_STREAMS, owing=owing)
     await crowd.step(0.0)
     assert await crowd.count_arrived(0) == 1
 
@@ -196,19 +220,21 @@ async def test_tokens_of_a_crowd_cross_together() -> None:
     assert await crowd.count_arrived(0) == 1
 
 
+@OWING
 @pytest.mark.asyncio
-async def test_tokens_of_few_streams_never_wait() -> None:
+async def test_tokens_of_few_streams_never_wait(owing: bool) -> None:
     """With a stream less than a crowd each token is its own message."""
-    crowd = Crowd(CROWD_STREAMS - 1)
+    crowd = Crowd(CROWD_STREAMS - 1, owing=owing)
     for _ in range(3):
         await crowd.step(HOLD_S / 10)
         assert await crowd.count_arrived(0) == 1
 
 
+@OWING
 @pytest.mark.asyncio
-async def test_an_end_waits_for_nobody() -> None:
+async def test_an_end_waits_for_nobody(owing: bool) -> None:
     """A stream's end crosses at once, behind what was held of it; the others' tokens still wait."""
-    crowd = Crowd(CROWD_STREAMS)
+    crowd = Crowd(CROWD_STREAMS, owing=owing)
     await crowd.step(0.0)
     assert [await crowd.count_arrived(index) for index in (0, 1)] == [1, 1]
 
@@ -222,9 +248,38 @@ async def test_an_end_waits_for_nobody() -> None:
 
 
 @pytest.mark.asyncio
-async def test_nothing_is_held_once_nothing_runs() -> None:
+async def test_what_is_owed_is_asked_for_when_it_crosses() -> None:
+    """Not in the steps between; then once for all tokens of a stream."""
+    crowd = Crowd(CROWD_STREAMS, owing=True)
+    await crowd.step(0.0)
+    for _ in range(3):
+        await crowd.step(HOLD_S / 4)
+    assert crowd.asked == 0
+    await crowd.step(HOLD_S / 4)
+    assert crowd.asked == CROWD_STREAMS
+    assert await crowd.count_arrived(0) == 1, "the first one"
+    assert await crowd.count_arrived(0) == 4
+
+
+@pytest.mark.asyncio
+async def test_an_error_in_what_is_owed_waits_for_nobody() -> None:
+    """It may come with another event of its stream, and goes first."""
+    crowd = Crowd(CROWD_STREAMS, owing=True)
+    await crowd.step(0.0)
+    assert await crowd.count_arrived(0) == 1
+    crowd.readers[0].owe(lambda: Failed(ShuttingDown()))
+    crowd.readers[0].put(token(1))
+    crowd.outbox.flush(hold=True)
+    await asyncio.sleep(0)
+    with pytest.raises(ShuttingDown):
+        await crowd.readers[0].next()
+
+
+@OWING
+@pytest.mark.asyncio
+async def test_nothing_is_held_once_nothing_runs(owing: bool) -> None:
     """What is held goes as soon as the engine has nothing more to do."""
-    crowd = Crowd(CROWD_STREAMS)
+    crowd = Crowd(CROWD_STREAMS, owing=owing)
     await crowd.step(0.0)
     assert await crowd.count_arrived(0) == 1
     await crowd.step(HOLD_S / 4)

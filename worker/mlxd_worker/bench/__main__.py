@@ -21,7 +21,7 @@ from mlxd_shared.domain.requests import LoadSpec, Sampling, Weights
 from mlxd_shared.ops import logs
 from mlxd_shared.ops.measuring import Outcome
 from mlxd_worker.bench.peer import say
-from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
+from mlxd_worker.engine.request import Event, Failed, Sink, StreamId, Submit
 from mlxd_worker.machine.backend import Backend, prepare_backend
 
 if TYPE_CHECKING:  # MLX is imported once its BLAS is there
@@ -31,7 +31,7 @@ _numbers = itertools.count(1)
 _GREEDY = Sampling(temperature=0.0, top_k=0, top_p=1.0, min_p=0.0, seed=0)
 
 
-class Timed:
+class Timed(Sink):
     """The sink of a stream that is timed. One owner: the thread that steps the engine."""
 
     def __init__(self) -> None:

@@ -29,7 +29,7 @@ from mlxd_shared.domain.requests import (
     Weights,
 )
 from mlxd_worker.distributed.formats import constraint_of, constraint_values
-from mlxd_worker.engine.request import Event, StreamId, Submit
+from mlxd_worker.engine.request import Event, Sink, StreamId, Submit
 from mlxd_worker.thread.facts import LoadJob
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def memory_of(frame: Frame) -> RankMemory | None:
     return RankMemory("", *_MEMORY.unpack(frame.body))
 
 
-class Deaf:
+class Deaf(Sink):
     """A sink for what followers generate: only the leader answers."""
 
     def put(self, event: Event) -> None:

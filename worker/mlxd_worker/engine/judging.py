@@ -2,22 +2,26 @@
 
 Invariants:
 - A token is judged as `Row.take` would judge it. What is left to that has not changed.
-- Such a row costs no call but its text's, its event's and its sink's: on a GPU a step of many rows
-  waits for what the host does for each of them (decision 0083).
+- Such a row costs no call: on a GPU a step of many rows waits for what the host does for each of
+  them (decisions 0083, 0116). Its text is written when its sink asks what the stream is owed, of
+  all tokens since it was last told, and before anything else is told.
 - A stream's first token and its last one are never among these.
+- A stream whose text cannot be written is told so once; its row is broken, and goes with the next
+  step at the latest.
 """
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from mlxd_shared.domain.errors import InternalError, MlxdError
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import RowId
 from mlxd_worker.cache.rows import RowCaches
-from mlxd_worker.engine.request import Failed, Submit, Tokens
+from mlxd_worker.engine.request import Event, Failed, Submit, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.engine.stepping.base import Run
 
@@ -32,17 +36,13 @@ class Judged:
     """The rows that have their tokens now; those of `failed` among them."""
     left: list[Run]
     """The runs that have to be judged one by one."""
-    failed: list[tuple[Row, Exception]]
-    """The rows whose tokens have no text, and why."""
+    broken: list[Row]
+    """The rows whose tokens have no text; their streams have been told."""
 
 
 def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judged:
-    """Tell the streams of plain rows what was drawn for them, and bring these to where they stand.
-
-    Whatever a text's decoder raises concerns its row alone.
-    """
+    """Owe the streams of plain rows what was drawn for them, and bring the rows to behind it."""
     left: list[Run] = []
-    failed: list[tuple[Row, Exception]] = []
     offsets: dict[RowId, int] = {}
     for run in runs:
         row, token_id = run.row, run.drawn[0].token_id
@@ -63,14 +63,42 @@ def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judge
         row.last_token_s = now_s
         row.offset = offsets[row.id] = run.start + 1
         output.append(token_id)
-        try:
-            text = row.text.write(token_id)
-        except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-            failed.append((row, error))
-        else:
-            row.request.sink.put(Tokens(offset, (token_id,), text))
+        if row.told == offset:  # else the sink knows already
+            row.request.sink.owe(partial(tell, row))
     caches.contents.cut_back_each(offsets)
-    return Judged(offsets.keys(), left, failed)
+    return Judged(offsets.keys(), left, [run.row for run in runs if run.row.broken])
+
+
+def tell(row: Row) -> Tokens | Failed | None:
+    """Return what a row's stream has not been told yet; None where that is nothing.
+
+    Whatever its text's decoder raises concerns the row alone, which is broken then.
+    """
+    told, row.told = row.told, len(row.output)
+    if told == row.told or row.broken:
+        return None
+    ids = tuple(row.output[told:])
+    try:
+        return Tokens(told, ids, "".join(map(row.text.write, ids)))
+    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+        row.broken = True
+        return failure_of(row.request, error)
+
+
+def catch_up(row: Row) -> bool:
+    """Tell a row's stream what it is owed, before anything else; False: the row is broken."""
+    event = tell(row)
+    if event is not None:
+        row.request.sink.put(event)
+    return not row.broken
+
+
+def judge_by(row: Row, act: Callable[[], Event]) -> Event:
+    """Return what a row makes of its pass; where it cannot, how it has failed."""
+    try:
+        return act()
+    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
+        return failure_of(row.request, error)
 
 
 def failure_of(request: Submit, error: Exception) -> Failed:

@@ -28,7 +28,7 @@ from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join, count_alike
 from mlxd_worker.engine.gallery import Gallery
-from mlxd_worker.engine.judging import failure_of, judge_plainly
+from mlxd_worker.engine.judging import catch_up, failure_of, judge_by, judge_plainly
 from mlxd_worker.engine.masks.advance import Advance, Masks
 from mlxd_worker.engine.masks.holds import hold_of
 from mlxd_worker.engine.masks.threads import MaskThreads
@@ -260,7 +260,7 @@ class Engine:
         """End the rows whose prompts are to become vectors and are evaluated to their ends."""
         embedding = [row for row in self._rows.values() if row.pool is not None]
         for row in [row for row in embedding if not row.prefill_left]:
-            row.request.sink.put(_judge(row, row.finish_embedding))
+            row.request.sink.put(judge_by(row, row.finish_embedding))
             self._release(row.request.stream)
 
     def _decode_all(self, carried: Sequence[Carried]) -> None:
@@ -302,10 +302,9 @@ class Engine:
         if self._prefix.captures:
             for row_id in judged.moved:
                 self._prefix.advance(row_id)
-        for row, error in judged.failed:
-            row.request.sink.put(failure_of(row.request, error))
+        for row in judged.broken:
             self._release(row.request.stream)
-        for run in judged.left:
+        for run in [run for run in judged.left if not run.row.broken]:
             row = run.row
             advance = None if row.matcher is None else row.follow(run.drawn[0].token_id)
             if advance is None:
@@ -354,13 +353,16 @@ class Engine:
     def _emit(self, run: Run, now_s: float) -> None:
         """Judge a row's tokens one by one; what was drawn after the end leaves no trace."""
         row, accepted, put = run.row, run.accepted, run.row.request.sink.put
+        if not catch_up(row):
+            self._release(row.request.stream)
+            return
         row.drafted += run.drafted
         events: list[Event] = []
         for judged, drawn in enumerate(run.drawn, start=1):
             row.accepted += judged <= accepted
             row.near_ties += drawn.near_tie
             forced = bool(row.request.forced) and row.forcing
-            event = _judge(row, partial(row.take, drawn.token_id, now_s, drawn.logprobs))
+            event = judge_by(row, partial(row.take, drawn.token_id, now_s, drawn.logprobs))
             if row.scores is not None and not isinstance(event, Failed):
                 event = replace(event, prompt_logprobs=row.scores.entries)
                 row.scores = None
@@ -372,6 +374,7 @@ class Engine:
                 break
         settle(self._caches, run, judged=judged)
         self._prefix.advance(row.id)
+        row.told = len(row.output)
         for event in events:
             put(event)
         if goes_on:
@@ -390,11 +393,3 @@ def _abandon(row: Row) -> None:
     """Let what a row's constraint is at end with the call at hand."""
     if row.advance is not None:
         row.advance.abandoned = True
-
-
-def _judge(row: Row, act: Callable[[], Event]) -> Event:
-    """Return what a row makes of its pass; where it cannot, how it has failed."""
-    try:
-        return act()
-    except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-        return failure_of(row.request, error)

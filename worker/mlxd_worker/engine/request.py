@@ -9,9 +9,10 @@ Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import NewType, Protocol
+from typing import NewType
 
 from mlxd_shared.domain.cache_reasons import CacheReason
 from mlxd_shared.domain.errors import MlxdError
@@ -122,11 +123,26 @@ class Occupancy:
     kv_tokens_capacity: int = 0
 
 
-class Sink(Protocol):
+Tell = Callable[[], Event | None]
+"""Returns what a stream has not been told yet; None where that is nothing."""
+
+
+class Sink(ABC):
     """Where a stream's events go. Real: the event loop's stream; tests collect into a list."""
 
+    @abstractmethod
     def put(self, event: Event) -> None:
         """Take one event, at once. Called on the engine thread."""
+
+    def owe(self, tell: Tell) -> None:
+        """Take what `tell` returns: at once, or later, but before anything else of the stream.
+
+        What tokens are written to is written to then, of several at a time. Called on the engine
+        thread, where `tell` is called too.
+        """
+        event = tell()
+        if event is not None:
+            self.put(event)
 
 
 @dataclass(frozen=True, slots=True)

@@ -47,22 +47,21 @@ class Row:
     request: Submit
     text: TextStream
     context_length: int
-    offset: int = 0
-    """Tokens of this row in the caches."""
+    offset: int = 0  # tokens of this row in the caches
     output: list[int] = field(init=False)
     """The ids generated so far, without the stop or end-of-sequence token."""
+    told: int = field(init=False)
+    """Of how many of these the stream has been told, or need not be."""
+    broken: bool = False
+    """Whether its text cannot be written; its stream has been told."""
     pending: int = -1
     """The token to evaluate next, once the prompt is prefilled."""
-    cached: int = 0
-    """Prompt tokens whose state was reused."""
+    cached: int = 0  # prompt tokens whose state was reused
     cache_reason: CacheReason = CacheReason.NONE
     """Why it was not more."""
-    drafted: int = 0
-    """Guesses that were judged."""
-    accepted: int = 0
-    """Generated tokens that had been guessed."""
-    near_ties: int = 0
-    """Draws of a resumed row that were too near to call."""
+    drafted: int = 0  # guesses that were judged
+    accepted: int = 0  # generated tokens that had been guessed
+    near_ties: int = 0  # draws of a resumed row that were too near to call
     prefill_started_s: float | None = None
     first_token_s: float | None = None
     last_token_s: float | None = None
@@ -112,6 +111,7 @@ class Row:
             self._greedy_draw = Draw(request.sampling, position=0, ends=self.ends)
         self.recent = RecentTokens(request.sampling, prompt)
         self.output = list(prompt[request.prompt_tokens :])
+        self.told = len(self.output)
         for index, token_id in enumerate(self.output):
             self._replay(index, token_id)
         if self.request.constraint is not None:

@@ -11,7 +11,7 @@ from typing import Final
 from mlxd_shared.domain.requests import Sampling
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.loop import Engine, Limits
-from mlxd_worker.engine.request import Event, Failed, PositionLogprobs, StreamId, Submit
+from mlxd_worker.engine.request import Event, Failed, PositionLogprobs, Sink, StreamId, Submit
 from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_place
 from mlxd_worker.models.base import Model, Passes
 from mlxd_worker.proof.subjects import Subject
@@ -43,7 +43,7 @@ class _NoText:
 
 
 @dataclass(slots=True)
-class Heard:
+class Heard(Sink):
     """A stream's sink, and what came."""
 
     ids: list[int] = field(default_factory=list)

@@ -2,6 +2,7 @@
 
 Invariants:
 - The engine never waits: events gather in the outbox and cross once per step, with one wake-up.
+- What a stream is owed is asked for when it is to cross, or something else of the stream comes.
 - If many streams run, a message for each token takes the cores from computing the next ones. Then
   the tokens of a stream within `HOLD_S` cross together; its first tokens, its end and whatever
   precedes its end cross at once (decision 0022).
@@ -20,7 +21,7 @@ from itertools import chain, pairwise
 from typing import Final
 
 from mlxd_shared import config
-from mlxd_worker.engine.request import Event, Failed, Finished, Tokens
+from mlxd_worker.engine.request import Event, Failed, Finished, Sink, Tell, Tokens
 
 HOLD_S: Final = 0.06
 """The longest, besides one step, that tokens wait for others of their stream."""
@@ -39,19 +40,38 @@ class Outbox:
         self._clock = clock
         self._held: dict[StreamReader, list[Event]] = {}
         """What each reader is to get, in order; nothing for a reader without."""
+        self._owed: dict[StreamReader, Tell] = {}
+        """What returns what each reader is to get behind that."""
         self._urgent: set[StreamReader] = set()
         self._sent_s = clock()
 
     def add(self, reader: StreamReader, event: Event) -> None:
         """Take one event for `reader`; engine thread."""
+        self._settle(reader)
+        self._hold(reader, event)
+        if not reader.begun or not isinstance(event, Tokens):
+            reader.begun = True
+            self._urgent.add(reader)
+
+    def owe(self, reader: StreamReader, tell: Tell) -> None:
+        """Take what a reader is owed; it has begun. Engine thread."""
+        self._settle(reader)
+        self._owed[reader] = tell
+
+    def _settle(self, reader: StreamReader) -> None:
+        tell = self._owed.pop(reader, None)
+        event = None if tell is None else tell()
+        if event is not None:
+            self._hold(reader, event)
+            if isinstance(event, Failed):
+                self._urgent.add(reader)
+
+    def _hold(self, reader: StreamReader, event: Event) -> None:
         held = self._held.get(reader)
         if held is None:
             self._held[reader] = [event]
         else:
             held.append(event)
-        if not reader.begun or not isinstance(event, Tokens):
-            reader.begun = True
-            self._urgent.add(reader)
 
     def flush(self, *, hold: bool = False) -> None:
         """Send what was collected to the event loop; engine thread.
@@ -61,9 +81,11 @@ class Outbox:
         """
         now_s = self._clock()
         hold = hold and now_s - self._sent_s < HOLD_S
-        if hold and len(self._held) >= CROWD_STREAMS:
+        if hold and len(self._held) + len(self._owed) >= CROWD_STREAMS:
             due = {reader: self._held.pop(reader) for reader in self._urgent}
         else:
+            for reader in list(self._owed):
+                self._settle(reader)
             due, self._held, self._sent_s = self._held, {}, now_s
         if due:
             self._loop.call_soon_threadsafe(_deliver, due)
@@ -75,7 +97,7 @@ def _deliver(due: Mapping[StreamReader, Sequence[Event]]) -> None:
         reader.deliver(events)
 
 
-class StreamReader:
+class StreamReader(Sink):
     """One stream's events: the engine's sink on one side, an iterator on the event loop's."""
 
     def __init__(self, outbox: Outbox) -> None:
@@ -89,6 +111,10 @@ class StreamReader:
     def put(self, event: Event) -> None:
         """Take one event from the engine; engine thread, never blocks."""
         self._outbox.add(self, event)
+
+    def owe(self, tell: Tell) -> None:
+        """Have what the stream is owed asked for when it is to cross; engine thread."""
+        self._outbox.owe(self, tell)
 
     def deliver(self, events: Iterable[Event]) -> None:
         """Queue events for the reader; event loop."""

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
-from queue import SimpleQueue
 
 import mlx.core as mx
 
@@ -41,7 +40,7 @@ from mlxd_shared.config import SPECULATION_DEPTH_DEFAULT
 from mlxd_shared.domain.devices import DeviceKind
 from mlxd_shared.domain.errors import InvalidModel, InvalidRequest, MlxdError
 from mlxd_shared.domain.figures import LoadProgress
-from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, Sampling, merge
+from mlxd_shared.domain.requests import DEFAULTS, LoadSpec, merge
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.changes import LIFTED_NBYTES
 from mlxd_worker.cache.prefix.lookup import PrefixCounts
@@ -49,9 +48,10 @@ from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.chat.format import ChatFormat
 from mlxd_worker.constraints.compiler import NO_CONTROLS, Constraints
+from mlxd_worker.engine.first_streams import run_first_streams
 from mlxd_worker.engine.gallery import Gallery
 from mlxd_worker.engine.loop import Engine, Limits
-from mlxd_worker.engine.request import Event, Failed, StreamId, Submit
+from mlxd_worker.engine.request import Submit
 from mlxd_worker.engine.speculation.speculator import SpeculationCounts
 from mlxd_worker.engine.stepping.base import Stepper
 from mlxd_worker.engine.stepping.choose import choose, compile_steps, writes_in_place
@@ -71,10 +71,6 @@ from mlxd_worker.thread.facts import DiskFolder, Loaded, LoadJob, Report
 from mlxd_worker.thread.readings import LOCAL, Readings
 from mlxd_worker.tokenizing.files import load_tokenizer
 from mlxd_worker.vision.sight import Sight, check_placeholder, read_sight
-
-WARM_UP_PROMPT_TOKENS = 4
-WARM_UP_TOKENS = 2
-WARM_UP_ROWS_MAX = 2
 
 _log = get_logger("load")
 
@@ -339,7 +335,7 @@ def _engine_maker(
 def _check_generates(engine: Engine, form: FloatType) -> None:
     """Warm up with an engine that keeps no prompts, and refuse a model that cannot generate."""
     try:
-        warm_up(engine)
+        run_first_streams(engine)
     except MlxdError as error:
         problem = f"cannot generate with weights as {form}: {error.describe()}"
         raise InvalidModel(problem) from error
@@ -372,25 +368,3 @@ def _plan(spec: LoadSpec, facts: ModelFacts, kind: DeviceKind, readings: Reading
         budget_nbytes=budget_nbytes,
     )
     return plan
-
-
-def warm_up(engine: Engine) -> None:
-    """Decode one row, then rows side by side, so that no request pays for it; raises MlxdError."""
-    events: SimpleQueue[Event] = SimpleQueue()
-    for index in range(min(WARM_UP_ROWS_MAX, engine.limits.rows_max)):
-        engine.submit(
-            Submit(
-                stream=StreamId(-1 - index),
-                prompt=(0,) * (WARM_UP_PROMPT_TOKENS + index),
-                sampling=Sampling(temperature=1.0, top_k=40, top_p=0.9, min_p=0.0, seed=0),
-                max_tokens=WARM_UP_TOKENS,
-                submitted_s=0.0,
-                sink=events,
-            )
-        )
-    while engine.busy:
-        engine.step()
-    while not events.empty():
-        event = events.get()
-        if isinstance(event, Failed):
-            raise event.error
