@@ -161,10 +161,10 @@ class Crowd:
 
     def __init__(self, streams: int, *, owing: bool = False) -> None:
         self.now_s = 0.0
-        self.asked = 0
+        self.tell_count = 0
         """How often they were."""
         self._owing = owing
-        self._told = [0] * streams
+        self._reported = [0] * streams
         self.outbox = Outbox(asyncio.get_running_loop(), clock=lambda: self.now_s)
         self.readers = [StreamReader(self.outbox) for _ in range(streams)]
         self._steps = 0
@@ -177,18 +177,18 @@ class Crowd:
                 reader.put(end(self._steps))
             elif not self._owing or not reader.begun:
                 reader.put(token(self._steps))
-                self._told[index] += 1
-            elif self._told[index] == self._steps:
+                self._reported[index] += 1
+            elif self._reported[index] == self._steps:
                 reader.owe(partial(self._tell, index))
         self._steps += 1
         self.outbox.flush(hold=hold)
         await asyncio.sleep(0)
 
     def _tell(self, index: int) -> Tokens | None:
-        self.asked += 1
-        told, self._told[index] = self._told[index], self._steps
-        ids = tuple(100 + offset for offset in range(told, self._steps))
-        return Tokens(told, ids, "") if ids else None
+        self.tell_count += 1
+        first, self._reported[index] = self._reported[index], self._steps
+        ids = tuple(100 + offset for offset in range(first, self._steps))
+        return Tokens(first, ids, "") if ids else None
 
     async def count_arrived(self, index: int) -> int:
         """Return how many tokens a reader has that it had not been asked for; 0 for none."""
@@ -254,9 +254,9 @@ async def test_what_is_owed_is_asked_for_when_it_crosses() -> None:
     await crowd.step(0.0)
     for _ in range(3):
         await crowd.step(HOLD_S / 4)
-    assert crowd.asked == 0
+    assert crowd.tell_count == 0
     await crowd.step(HOLD_S / 4)
-    assert crowd.asked == CROWD_STREAMS
+    assert crowd.tell_count == CROWD_STREAMS
     assert await crowd.count_arrived(0) == 1, "the first one"
     assert await crowd.count_arrived(0) == 4
 

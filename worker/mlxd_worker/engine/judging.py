@@ -63,7 +63,7 @@ def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judge
         row.last_token_s = now_s
         row.offset = offsets[row.id] = run.start + 1
         output.append(token_id)
-        if row.told == offset:  # else the sink knows already
+        if row.reported_count == offset:  # else the sink knows already
             row.request.sink.owe(partial(tell, row))
     caches.contents.cut_back_each(offsets)
     return Judged(offsets.keys(), left, [run.row for run in runs if run.row.broken])
@@ -74,12 +74,12 @@ def tell(row: Row) -> Tokens | Failed | None:
 
     Whatever its text's decoder raises concerns the row alone, which is broken then.
     """
-    told, row.told = row.told, len(row.output)
-    if told == row.told or row.broken:
+    first, row.reported_count = row.reported_count, len(row.output)
+    if first == row.reported_count or row.broken:
         return None
-    ids = tuple(row.output[told:])
+    ids = tuple(row.output[first:])
     try:
-        return Tokens(told, ids, "".join(map(row.text.write, ids)))
+        return Tokens(first, ids, "".join(map(row.text.write, ids)))
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
         row.broken = True
         return failure_of(row.request, error)

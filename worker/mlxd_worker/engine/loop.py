@@ -374,7 +374,7 @@ class Engine:
                 break
         settle(self._caches, run, judged=judged)
         self._prefix.advance(row.id)
-        row.told = len(row.output)
+        row.reported_count = len(row.output)
         for event in events:
             put(event)
         if goes_on:

@@ -50,7 +50,7 @@ class Row:
     offset: int = 0  # tokens of this row in the caches
     output: list[int] = field(init=False)
     """The ids generated so far, without the stop or end-of-sequence token."""
-    told: int = field(init=False)
+    reported_count: int = field(init=False)
     """Of how many of these the stream has been told, or need not be."""
     broken: bool = False
     """Whether its text cannot be written; its stream has been told."""
@@ -111,7 +111,7 @@ class Row:
             self._greedy_draw = Draw(request.sampling, position=0, ends=self.ends)
         self.recent = RecentTokens(request.sampling, prompt)
         self.output = list(prompt[request.prompt_tokens :])
-        self.told = len(self.output)
+        self.reported_count = len(self.output)
         for index, token_id in enumerate(self.output):
             self._replay(index, token_id)
         if self.request.constraint is not None:
