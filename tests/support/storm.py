@@ -32,6 +32,7 @@ from mlxd import (
 )
 from mlxd_shared.domain.errors import (
     DeadlinePassed,
+    ModelDraining,
     ModelLoading,
     NoRoom,
     QueueFull,
@@ -135,16 +136,30 @@ class Clients:
 
     def _count_refusal(self, got: Got, error: MlxdError, *, hurried: bool) -> float:
         """Count a status; return what it says about coming back."""
-        late = isinstance(error, RemoteError) and error.code is grpc.StatusCode.DEADLINE_EXCEEDED
-        if hurried and late:
-            self.tally.saw_status(got, "DEADLINE_EXCEEDED")
-        elif isinstance(error, DOCUMENTED):
-            self.tally.saw_status(got, REASONS[type(error)])
-        else:
+        reason = documented_reason(error, hurried=hurried)
+        if reason is None:
             self.tally.saw_undocumented(got, f"{type(error).__name__}: {error}")
-        if isinstance(error, NoRoom | QueueFull | ModelLoading):
+        else:
+            self.tally.saw_status(got, reason)
+        if isinstance(error, NoRoom | QueueFull | ModelLoading | ModelDraining):
             return error.retry_after_s
         return PAUSE_S
+
+
+def documented_reason(error: MlxdError, *, hurried: bool) -> str | None:
+    """Return the documented reason that `error` ends a request with; None: it never should.
+
+    hurried: the request has a deadline. Only then may it be told that this has passed, or that its
+    model is held for another one (decision 0010): nobody unloads anything during a storm, and who
+    has time waits until the hold is over.
+    """
+    match error:
+        case RemoteError(grpc.StatusCode.DEADLINE_EXCEEDED) if hurried:
+            return "DEADLINE_EXCEEDED"
+        case ModelDraining() if hurried:
+            return REASONS[ModelDraining]
+        case _:
+            return REASONS[type(error)] if isinstance(error, DOCUMENTED) else None
 
 
 def stream_of(

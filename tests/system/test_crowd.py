@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from mlxd_shared.domain.errors import ModelDraining
 from tests.support.effort import IN_CI
+from tests.support.storm import documented_reason
 from tests.support.storm_jobs import scene
 from tests.support.storm_report import check, figures
 from tests.support.storms import Storm, weather
@@ -31,3 +33,10 @@ async def test_a_short_storm(tmp_path: Path) -> None:
     sys.stdout.write(json.dumps(figures(aftermath, STORM)) + "\n")
 
     check(aftermath)
+
+
+def test_a_storm_expects_a_hold_to_be_told_of_at_a_deadline_alone() -> None:
+    """Who has no deadline waits until the hold is over, and is told nothing."""
+    error = ModelDraining("a")
+    assert documented_reason(error, hurried=True) == "MODEL_DRAINING"
+    assert documented_reason(error, hurried=False) is None

@@ -241,7 +241,7 @@ class ModelLoading(MlxdError):
 
 
 class ModelDraining(MlxdError):
-    """A model that is being unloaded and takes no new stream."""
+    """A model that takes no new stream: it is being unloaded, or held so that it becomes idle."""
 
     model: str
     retry_after_s: float = 1.0

@@ -59,6 +59,24 @@ async def measure_idle(
         yield stack
 
 
+@asynccontextmanager
+async def held_for_another() -> AsyncIterator[Stack]:
+    """Yield a controller whose model "a", in use, takes no new stream, since "b" waits for room."""
+    store = store_of({"a": 10, "b": 10})
+    async with controller_stack(store=store, memory=device(need_mib(10) + 10)) as stack:
+        stack.workers.script.endless = True
+        using = stack.inference.Generate(request("a"))
+        await using.read()
+        waiting = stack.inference.Generate(request("b"))
+        await stack.until("b", phases.Queued)
+        stack.pass_time(config.OVERTAKEN_MAX_S)
+        await stack.settle()
+        assert stack.model("a").held
+        yield stack
+        using.cancel()
+        waiting.cancel()
+
+
 @pytest.mark.asyncio
 async def test_a_worker_shrinks_to_what_is_usable_and_stays() -> None:
     """It is asked once, what it gave is counted, and its model is as ready as before."""
@@ -115,23 +133,25 @@ async def test_streams_outlive_pressure() -> None:
 @pytest.mark.asyncio
 async def test_a_deadline_during_a_hold_is_not_told_of_a_load() -> None:
     """The model is ready, but takes no new stream: it is to become idle for another."""
-    store = store_of({"a": 10, "b": 10})
-    async with controller_stack(store=store, memory=device(need_mib(10) + 10)) as stack:
-        stack.workers.script.endless = True
-        using = stack.inference.Generate(request("a"))
-        await using.read()
-        waiting = stack.inference.Generate(request("b"))
-        await stack.until("b", phases.Queued)
-        stack.pass_time(config.OVERTAKEN_MAX_S)
-        await stack.settle()
-
+    async with held_for_another() as stack:
         error = await said_in_time(
             lambda: error_of(stack.inference.Generate(request("a"), timeout=0.5))
         )
 
         assert isinstance(error, ModelDraining)
-        using.cancel()
-        waiting.cancel()
+
+
+@pytest.mark.asyncio
+async def test_who_has_time_waits_until_a_hold_is_over() -> None:
+    """Without a deadline nobody is told of a hold."""
+    async with held_for_another() as stack:
+        late = stack.inference.Generate(request("a"))
+        while not stack.model("a").waiters:
+            await stack.settle()
+        stack.pass_time(config.HOLD_MAX_S)
+
+        assert await late.read() is not grpc.aio.EOF
+        late.cancel()
 
 
 @pytest.mark.asyncio
