@@ -22,7 +22,8 @@ the next block's products."""
 
 SCORES_BEYOND = 3
 """Times more that they may be there: MLX looks at its limit once in ten dispatches, within which a
-block's exponentials, these joined, and the next block's products can all be begun."""
+block's exponentials, these joined, and the next block's products can all be begun. Only the last
+reads the whole context: a block before it reads as many positions less as a block has."""
 
 PIECE_TOKENS_MIN = 64
 """A chunk that wraps in a sliding window is attended in pieces of a window, and of so many tokens
@@ -135,10 +136,16 @@ class PassSizes:
 
     def beyond_nbytes(self, caches: CacheSizes, *, context: int, item_nbytes: int) -> int:
         """Return by how much a pass on a CPU goes beyond the limit that MLX is given."""
-        if not caches.kv_values_per_token:
-            return 0  # windows are evaluated piece by piece
         chunk = min(config.PREFILL_CHUNK_TOKENS, context)
-        return SCORES_BEYOND * self.heads * min(BLOCK_QUERIES, chunk) * context * item_nbytes
+        if caches.kv_values_per_token:
+            block = min(BLOCK_QUERIES, chunk)
+            before = max(context - block, block)
+            seen = context + (SCORES_BEYOND - 1) * before
+            return self.heads * block * seen * item_nbytes
+        # Windows are evaluated piece by piece: what is begun is a layer's norm and projections.
+        # Measured of two models: 4.3 to 6.4 MB where this is 4.2, and 5.3 to 5.7 where it is 6.3.
+        begun = self.hidden + self.projected if caches.windows else 0
+        return chunk * begun * item_nbytes
 
     def _on_cpu(self, caches: CacheSizes, context: int, item_nbytes: int) -> int:
         chunk = min(config.PREFILL_CHUNK_TOKENS, context)

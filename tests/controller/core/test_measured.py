@@ -82,7 +82,7 @@ def test_a_later_load_is_planned_with_it_and_the_report_says_so() -> None:
 def test_room_that_a_measurement_frees_is_given_to_who_waits() -> None:
     """A process smaller than reckoned lets the next model in, though nothing else has changed."""
     one = plan_load(facts(10), LoadSpec(), ROOMY)
-    talk = Conversation(device(2 * one.need_bytes // MIB))
+    talk = Conversation(device(2 * one.need_bytes // MIB - 1))
     talk.serve("a")
     talk.arrive("b")
     assert talk.phase("b") is phases.Queued

@@ -140,7 +140,7 @@ def test_an_open_prefix_cache_gives_way_before_anything_else() -> None:
     assert (plan.context_length, plan.weights) == (alone.context_length, alone.weights)
     assert 6 * MIB < plan.prefix_bytes <= 7 * MIB
     assert plan.need_bytes == tight.budget_bytes
-    tighter = device(alone.need_bytes // MIB, prefix_fraction=0.5)
+    tighter = device(alone.need_bytes // MIB - 1, prefix_fraction=0.5)
     shortened = plan_load(LONG, LoadSpec(), tighter)
     assert shortened.context_length < alone.context_length
     assert shortened.prefix_bytes > 0, "what the shorter context leaves"

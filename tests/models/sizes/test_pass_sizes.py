@@ -20,21 +20,25 @@ def taken_nbytes(sizes: PassSizes, caches: CacheSizes, *, context: int, rows: in
 
 
 def test_attention_takes_a_blocks_scores_seven_times() -> None:
-    """Of 128 positions against all of the context: four times, and three more beyond the limit."""
+    """Of 128 positions against all of the context: four times, and three more beyond the limit,
+    of which two are of the block before, which does not read the last 128 positions."""
     around = 512 * (2 * 8 + 3 * 16)
-    assert taken_nbytes(NARROW, WHOLE, context=2048) == 4 * (around + 7 * 2 * 128 * 2048)
+    scores = 2 * 128 * (7 * 2048 - 2 * 128)
+    assert taken_nbytes(NARROW, WHOLE, context=2048) == 4 * (around + scores)
     beyond = NARROW.beyond_nbytes(WHOLE, context=2048, item_nbytes=4)
-    assert beyond == 4 * 3 * 2 * 128 * 2048
+    assert beyond == 4 * 2 * 128 * (3 * 2048 - 2 * 128)
     short = 100 * (2 * 8 + 3 * 16) + 7 * 2 * 100 * 100
     assert taken_nbytes(NARROW, WHOLE, context=100) == 4 * short
 
 
 def test_a_window_is_attended_in_pieces_as_wide_as_itself() -> None:
     """However long the context: a piece against the window before it and itself, three times, with
-    their keys and values and all masks; or a block against a window that has not wrapped."""
+    their keys and values and all masks; or a block against a window that has not wrapped. Beyond
+    the limit are a norm and the projections of a chunk."""
     around = 512 * (2 * 8 + 3 * 16)
     piece = 3 * 2 * 256 * 512 + 512 * 2 * 2 * 8 + 512 * 512
-    pieces = 4 * (around + max(piece, 4 * 2 * 128 * 256))
+    beyond = 512 * (8 + 16)
+    pieces = 4 * (around + max(piece, 4 * 2 * 128 * 256) + beyond)
     assert (
         taken_nbytes(NARROW, SLIDING, context=2048)
         == taken_nbytes(NARROW, SLIDING, context=8192)
