@@ -158,8 +158,7 @@ class _Sink:
 
     def owe(self, tell: Any) -> None:
         """Take what is owed at once; trees before decision 0116 owe nothing."""
-        event = tell()
-        if event is not None:
+        for event in tell():
             self.put(event)
 
 

@@ -125,10 +125,11 @@ class PassSizes:
     def pool_nbytes(self, values: int, *, rows: int, item_nbytes: int, on_cuda: bool) -> int:
         """Return what MLX keeps of freed buffers, of a model of so many values.
 
-        A row's arrays of all layers have some as many values as the model has for each of the
-        hidden ones. There are never more bytes than values.
+        All of a row's arrays together have about as many values as the model has, divided by its
+        width; a mixture of experts' have fewer. No more is kept than a byte a value, but for the
+        least, which is all where the width is not known (`zoo_sizes`).
         """
-        if not on_cuda:
+        if not on_cuda or self.hidden <= 1:
             return POOL_NBYTES
         row_nbytes = values // self.hidden * item_nbytes
         most = min(values, POOL_CUDA_NBYTES_MAX)

@@ -142,7 +142,7 @@ def test_only_what_no_device_can_hold_is_too_large() -> None:
     assert talk.refusal(ticket).budget_bytes == 2 * ONE * MIB  # type: ignore[attr-defined]
     assert len(wanted) == 1
 
-    _, wanted = talk.arrive("large", mib=ONE - 150)  # the second can hold it, alone
+    _, wanted = talk.arrive("large", mib=ONE - 150)  # with its pool the second can hold it, alone
     assert [action.digest for action in wanted if isinstance(action, a.StopWorker)] == ["m"]
     talk.note_gone("m")
     assert home(talk, "large") == "gpu1"

@@ -271,6 +271,7 @@ def test_a_cuda_gpus_pool_holds_what_its_rows_make() -> None:
     assert pool(500_000_000, 64, hidden=100) == 500_000_000
     assert pool(8_000_000_000, 128) == POOL_CUDA_NBYTES_MAX
     assert pool(500_000_000, 2) == pool(1_000_000, 128) == POOL_NBYTES
+    assert pool(500_000_000, 128, hidden=1) == POOL_NBYTES, "a width that is not known"
     for kind in ("cpu", "metal"):
         assert pool(8_000_000_000, 128, kind=kind) == POOL_NBYTES
 

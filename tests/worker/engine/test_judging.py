@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from mlxd_shared.domain.errors import DeadlinePassed
+from mlxd_shared import config
+from mlxd_shared.domain.errors import DeadlinePassed, ShuttingDown
 from mlxd_worker.engine.judging import judge_plainly
 from mlxd_worker.engine.request import Event, Failed, Finished, Tell, Tokens
 from mlxd_worker.engine.row import Row
@@ -159,9 +160,7 @@ class Owed(Collected):
     def ask(self) -> None:
         """Keep what is owed."""
         tell, self.tell = self.tell, None
-        event = None if tell is None else tell()
-        if event is not None:
-            self.events.append(event)
+        self.events += () if tell is None else tell()
 
     def put(self, event: Event) -> None:
         """Keep it behind what is owed."""
@@ -219,11 +218,9 @@ def test_a_failed_stream_is_told_what_it_has_drawn(model: Model, folder: Path) -
     assert len(sink.ids) >= 7
 
 
-def test_a_text_that_cannot_be_written_later_ends_its_own_stream(
-    model: Model, folder: Path
-) -> None:
-    """Its sink is told once, and its row goes with the next step."""
-    decoders = iter([Breaking(4), Breaking(100)])
+def start_broken(model: Model, folder: Path, *, breaks_at: int) -> tuple[TinyEngine, Owed, Owed]:
+    """Return an engine with two streams that have begun, the first of which will have no text."""
+    decoders = iter([Breaking(breaks_at), Breaking(100)])
     tiny = make_engine(model, folder, make_decoder=lambda _: next(decoders))
     sink, other = Owed(), Owed()
     for number, each in enumerate((sink, other)):
@@ -232,11 +229,73 @@ def test_a_text_that_cannot_be_written_later_ends_its_own_stream(
         tiny.engine.step()
     for _ in range(6):
         tiny.engine.step()
-    assert len(tiny.caches.rows) == 2, "nobody has asked for a text"
-    sink.ask()
-    tiny.engine.step()
+    return tiny, sink, other
 
-    assert len(tiny.caches.rows) == 1
+
+def test_a_text_that_cannot_be_written_later_ends_its_own_stream(
+    model: Model, folder: Path
+) -> None:
+    """Its sink has what was written, and then the error, once; others go on to their ends."""
+    tiny, sink, other = start_broken(model, folder, breaks_at=4)
+    sink.ask()
     tiny.run()
-    assert [type(event) for event in sink.events] == [Tokens, Failed]
+
+    assert [type(event) for event in sink.events] == [Tokens, Tokens, Failed]
+    assert (len(sink.ids), sink.text.count("<")) == (3, 3)
     assert len(other.ids) == 20
+    assert tiny.caches.rows == ()
+
+
+ENDS: tuple[Callable[[TinyEngine], None], ...] = (
+    lambda tiny: tiny.engine.fail_all(ShuttingDown()),
+    lambda tiny: tiny.engine.release_all(ShuttingDown()),
+    lambda tiny: tiny.run(),
+)
+
+
+@pytest.mark.parametrize("end", ENDS)
+@pytest.mark.parametrize("asks", [False, True])
+def test_a_stream_without_a_text_has_one_end(
+    model: Model, folder: Path, asks: bool, end: Callable[[TinyEngine], None]
+) -> None:
+    """Whatever comes upon it before its row has gone, and whether its sink knows or not."""
+    tiny, sink, _ = start_broken(model, folder, breaks_at=4)
+    if asks:
+        sink.ask()
+    end(tiny)
+    assert [type(event) for event in sink.events] == [Tokens, Tokens, Failed]
+
+
+def test_a_stream_that_leaves_is_owed_nothing(model: Model, folder: Path) -> None:
+    """Its texts are not written, whenever its sink asks."""
+    tiny, sink, _ = start_broken(model, folder, breaks_at=4)
+    (stream,) = [n for n, row in tiny.engine._rows.items() if row.request.sink is sink]
+    tiny.engine.cancel(stream)
+    sink.ask()
+    assert [type(event) for event in sink.events] == [Tokens]
+
+
+def test_when_a_sink_asks_changes_no_step(model: Model, folder: Path) -> None:
+    """Ranks follow steps, and only the first one's sinks know when their streams are told."""
+    runs = []
+    for asks in (False, True):
+        tiny, sink, _ = start_broken(model, folder, breaks_at=4)
+        rows = []
+        while tiny.engine.busy:
+            if asks:
+                sink.ask()
+            tiny.engine.step()
+            rows.append(tiny.caches.rows)
+        runs.append(rows)
+    assert runs[0] == runs[1]
+
+
+def test_what_is_owed_comes_in_messages(model: Model, folder: Path) -> None:
+    """No event has more tokens than a message may."""
+    most = config.EVENTS_PER_MESSAGE_MAX
+    tiny = engine_on(model, load_tokenizer(folder), rows_max=1, context_length=4 * most)
+    sink = Owed()
+    tiny.submit((1, 2, 3), max_tokens=2 * most + 12, sink=sink)
+    tiny.run()
+    counts = [len(event.ids) for event in sink.events if isinstance(event, Tokens)]
+    assert counts == [1, most, most, 10]

@@ -184,11 +184,11 @@ class Crowd:
         self.outbox.flush(hold=hold)
         await asyncio.sleep(0)
 
-    def _tell(self, index: int) -> Tokens | None:
+    def _tell(self, index: int) -> list[Event]:
         self.tell_count += 1
         first, self._reported[index] = self._reported[index], self._steps
         ids = tuple(100 + offset for offset in range(first, self._steps))
-        return Tokens(first, ids, "") if ids else None
+        return [Tokens(first, ids, "")] if ids else []
 
     async def count_arrived(self, index: int) -> int:
         """Return how many tokens a reader has that it had not been asked for; 0 for none."""
@@ -262,12 +262,23 @@ async def test_what_is_owed_is_asked_for_when_it_crosses() -> None:
 
 
 @pytest.mark.asyncio
+async def test_a_message_has_no_more_than_is_said_of_large_events() -> None:
+    """What was owed may come several tokens at a time."""
+    most = config.EVENTS_PER_MESSAGE_MAX
+    sizes = (1, most - 1, 2, most)
+    starts = [sum(sizes[:index]) for index in range(len(sizes))]
+    events = [Tokens(at, (7,) * size, "") for at, size in zip(starts, sizes, strict=True)]
+    reader = await reader_of(*events)
+    assert [len((await reader.next()).ids) for _ in sizes] == list(sizes)
+
+
+@pytest.mark.asyncio
 async def test_an_error_in_what_is_owed_waits_for_nobody() -> None:
     """It may come with another event of its stream, and goes first."""
     crowd = Crowd(CROWD_STREAMS, owing=True)
     await crowd.step(0.0)
     assert await crowd.count_arrived(0) == 1
-    crowd.readers[0].owe(lambda: Failed(ShuttingDown()))
+    crowd.readers[0].owe(lambda: [Failed(ShuttingDown())])
     crowd.readers[0].put(token(1))
     crowd.outbox.flush(hold=True)
     await asyncio.sleep(0)

@@ -29,7 +29,7 @@ from mlxd_shared.domain.requests import (
     Weights,
 )
 from mlxd_worker.distributed.formats import constraint_of, constraint_values
-from mlxd_worker.engine.request import Event, Sink, StreamId, Submit
+from mlxd_worker.engine.request import Event, Sink, StreamId, Submit, Tell
 from mlxd_worker.thread.facts import LoadJob
 
 if TYPE_CHECKING:
@@ -168,6 +168,9 @@ class Deaf(Sink):
 
     def put(self, event: Event) -> None:
         """Forget the event."""
+
+    def owe(self, tell: Tell) -> None:
+        """Never ask: a text that cannot be written would end a row here that the leader steps."""
 
 
 _ABSENT: Final = {"sink", "constraint", "images", "keys"}

@@ -2,12 +2,14 @@
 
 Invariants:
 - A token is judged as `Row.take` would judge it. What is left to that has not changed.
-- Such a row costs no call: on a GPU a step of many rows waits for what the host does for each of
-  them (decisions 0083, 0116). Its text is written when its sink asks what the stream is owed, of
-  all tokens since it was last told, and before anything else is told.
+- Such a row costs no call but the first that its sink hears of: on a GPU a step of many rows waits
+  for what the host does for each of them (decisions 0083, 0116). Its text is written when its sink
+  asks what the stream is owed, of all tokens since then, and before anything else is told.
 - A stream's first token and its last one are never among these.
-- A stream whose text cannot be written is told so once; its row is broken, and goes with the next
-  step at the latest.
+- A stream whose text cannot be written is told what was written, and then so, once; its row is
+  broken and tells nothing more. Where its sink has asked at once it goes at once, else with its
+  client or at its last token: when the outbox asks is of this process alone, so that nothing of a
+  step may follow from it (ranks follow steps).
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+from mlxd_shared import config
 from mlxd_shared.domain.errors import InternalError, MlxdError
 from mlxd_shared.ops.logs import get_logger
 from mlxd_worker.cache.base import RowId
@@ -33,16 +36,17 @@ class Judged:
     """What became of a step's runs."""
 
     moved: Collection[RowId]
-    """The rows that have their tokens now; those of `failed` among them."""
+    """The rows that have their tokens now."""
     left: list[Run]
     """The runs that have to be judged one by one."""
     broken: list[Row]
-    """The rows whose tokens have no text; their streams have been told."""
+    """The rows whose sinks have asked at once, and whose texts could not be written."""
 
 
 def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judged:
     """Owe the streams of plain rows what was drawn for them, and bring the rows to behind it."""
     left: list[Run] = []
+    broken: list[Row] = []
     offsets: dict[RowId, int] = {}
     for run in runs:
         row, token_id = run.row, run.drawn[0].token_id
@@ -64,33 +68,47 @@ def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judge
         row.offset = offsets[row.id] = run.start + 1
         output.append(token_id)
         if row.reported_count == offset:  # else the sink knows already
+            sound = not row.broken
             row.request.sink.owe(partial(tell, row))
+            if sound and row.broken:
+                broken.append(row)
     caches.contents.cut_back_each(offsets)
-    return Judged(offsets.keys(), left, [run.row for run in runs if run.row.broken])
+    return Judged(offsets.keys(), left, broken)
 
 
-def tell(row: Row) -> Tokens | Failed | None:
-    """Return what a row's stream has not been told yet; None where that is nothing.
+def tell(row: Row) -> list[Event]:
+    """Return what a row's stream has not been told yet, in events that are no larger than messages.
 
     Whatever its text's decoder raises concerns the row alone, which is broken then.
     """
     first, row.reported_count = row.reported_count, len(row.output)
-    if first == row.reported_count or row.broken:
-        return None
-    ids = tuple(row.output[first:])
+    events: list[Event] = []
+    if row.broken:
+        return events
+    ids = row.output[first:]
+    texts: list[str] = []
     try:
-        return Tokens(first, ids, "".join(map(row.text.write, ids)))
+        texts.extend(map(row.text.write, ids))  # those before one that fails stay
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
         row.broken = True
-        return failure_of(row.request, error)
+        events.append(failure_of(row.request, error))
+    most = config.EVENTS_PER_MESSAGE_MAX
+    starts = range(0, len(texts), most)
+    parts = [(at, tuple(ids[: len(texts)][at : at + most]), texts[at : at + most]) for at in starts]
+    return [*(Tokens(first + at, part, "".join(text)) for at, part, text in parts), *events]
 
 
 def catch_up(row: Row) -> bool:
     """Tell a row's stream what it is owed, before anything else; False: the row is broken."""
-    event = tell(row)
-    if event is not None:
+    for event in tell(row):
         row.request.sink.put(event)
     return not row.broken
+
+
+def fail(row: Row, error: MlxdError) -> None:
+    """End a row's stream with an error, behind what it is owed; a broken one has had its end."""
+    if catch_up(row):
+        row.request.sink.put(Failed(error))
 
 
 def judge_by(row: Row, act: Callable[[], Event]) -> Event:

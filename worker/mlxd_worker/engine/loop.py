@@ -28,7 +28,7 @@ from mlxd_worker.cache.prefix.prefix import PrefixCache
 from mlxd_worker.cache.rows import RowCaches
 from mlxd_worker.engine.admission import KV_UNBOUNDED, check_join, count_alike
 from mlxd_worker.engine.gallery import Gallery
-from mlxd_worker.engine.judging import catch_up, failure_of, judge_by, judge_plainly
+from mlxd_worker.engine.judging import catch_up, fail, failure_of, judge_by, judge_plainly
 from mlxd_worker.engine.masks.advance import Advance, Masks
 from mlxd_worker.engine.masks.holds import hold_of
 from mlxd_worker.engine.masks.threads import MaskThreads
@@ -168,13 +168,14 @@ class Engine:
 
     def fail_all(self, error: MlxdError) -> None:
         """End every stream with `error`, touching no cache."""
-        ended = [*(row.request for row in self._rows.values()), *self._waiting.take_all()]
-        for row in self._rows.values():
-            _abandon(row)
+        rows, waiting = list(self._rows.values()), self._waiting.take_all()
         self._rows.clear()
         self._unjudged.clear()
-        for request in ended:
+        for request in waiting:
             request.sink.put(Failed(error))
+        for row in rows:
+            _abandon(row)
+            fail(row, error)
 
     def release_all(self, error: MlxdError) -> None:
         """End every stream with `error` and free its row, which keeps nothing more."""
@@ -213,7 +214,7 @@ class Engine:
             request.sink.put(Failed(DeadlinePassed()))
         limited = [row for row in self._rows.values() if row.request.deadline_s is not None]
         for row in [row for row in limited if row.request.late(now_s)]:
-            row.request.sink.put(Failed(DeadlinePassed(row.generated)))
+            fail(row, DeadlinePassed(row.generated))
             self._release(row.request.stream)
 
     def _admit(self) -> None:
@@ -304,7 +305,7 @@ class Engine:
                 self._prefix.advance(row_id)
         for row in judged.broken:
             self._release(row.request.stream)
-        for run in [run for run in judged.left if not run.row.broken]:
+        for run in judged.left:
             row = run.row
             advance = None if row.matcher is None else row.follow(run.drawn[0].token_id)
             if advance is None:
@@ -345,7 +346,7 @@ class Engine:
         try:
             act()
         except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
-            row.request.sink.put(failure_of(row.request, error))
+            fail(row, failure_of(row.request, error).error)
             self._release(row.request.stream)
             return False
         return True
@@ -354,6 +355,7 @@ class Engine:
         """Judge a row's tokens one by one; what was drawn after the end leaves no trace."""
         row, accepted, put = run.row, run.accepted, run.row.request.sink.put
         if not catch_up(row):
+            settle(self._caches, run, judged=1)
             self._release(row.request.stream)
             return
         row.drafted += run.drafted
@@ -384,6 +386,7 @@ class Engine:
 
     def _release(self, stream: StreamId, *, sound: bool = True) -> None:
         row = self._rows.pop(stream)
+        row.reported_count = len(row.output)  # nobody asks for what a cancelled one is owed
         self._unjudged.pop(stream, None)
         _abandon(row)
         self._prefix.leave(row.id, row.output[row.request.resumed :], sound=sound)

@@ -10,7 +10,7 @@ Invariants:
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NewType
 
@@ -123,8 +123,8 @@ class Occupancy:
     kv_tokens_capacity: int = 0
 
 
-Tell = Callable[[], Event | None]
-"""Returns what a stream has not been told yet; None where that is nothing."""
+Tell = Callable[[], Sequence[Event]]
+"""Returns what a stream has not been told yet; nothing where it has been told all."""
 
 
 class Sink(ABC):
@@ -135,13 +135,12 @@ class Sink(ABC):
         """Take one event, at once. Called on the engine thread."""
 
     def owe(self, tell: Tell) -> None:
-        """Take what `tell` returns: at once, or later, but before anything else of the stream.
+        """Take what `tell` returns: now, or when this call is over, before anything else comes.
 
         What tokens are written to is written to then, of several at a time. Called on the engine
         thread, where `tell` is called too.
         """
-        event = tell()
-        if event is not None:
+        for event in tell():
             self.put(event)
 
 

@@ -51,7 +51,7 @@ class Row:
     output: list[int] = field(init=False)
     """The ids generated so far, without the stop or end-of-sequence token."""
     reported_count: int = field(init=False)
-    """Of how many of these the stream has been told, or need not be."""
+    """How many of these the stream has been told, or never will be."""
     broken: bool = False
     """Whether its text cannot be written; its stream has been told."""
     pending: int = -1

@@ -54,14 +54,15 @@ class Outbox:
             self._urgent.add(reader)
 
     def owe(self, reader: StreamReader, tell: Tell) -> None:
-        """Take what a reader is owed; it has begun. Engine thread."""
-        self._settle(reader)
+        """Take what a reader is owed; it has begun, and is owed nothing. Engine thread.
+
+        It is never asked for in this call: what a row does next may not follow from that.
+        """
         self._owed[reader] = tell
 
     def _settle(self, reader: StreamReader) -> None:
         tell = self._owed.pop(reader, None)
-        event = None if tell is None else tell()
-        if event is not None:
+        for event in () if tell is None else tell():
             self._hold(reader, event)
             if isinstance(event, Failed):
                 self._urgent.add(reader)
@@ -77,7 +78,8 @@ class Outbox:
         """Send what was collected to the event loop; engine thread.
 
         hold: tokens may wait for others, because the streams go on. What this costs does not grow
-        with what is held.
+        with what is held. A reader that has something held and is owed something counts twice, for
+        no longer than `HOLD_S`.
         """
         now_s = self._clock()
         hold = hold and now_s - self._sent_s < HOLD_S
@@ -134,6 +136,8 @@ class StreamReader(Sink):
             merged.append(event)
             count += len(event.ids)
             if count >= tokens_max or not queue or isinstance(queue[0], Failed):
+                break
+            if count + len(queue[0].ids) > tokens_max:
                 break
             event = queue.popleft()
         if not queue:
