@@ -24,6 +24,7 @@ from mlxd_worker.engine.request import (
     Sink,
     StreamId,
     Submit,
+    Tell,
 )
 from mlxd_worker.engine.speculation.depth import DepthController
 from mlxd_worker.engine.speculation.speculator import Speculator
@@ -108,6 +109,29 @@ class Collected(Sink):
     def reason(self) -> FinishReason:
         """Why the stream ended."""
         return self.finished.reason
+
+
+class Owed(Collected):
+    """A sink that asks what it is owed when it is to, or before anything else."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.tell: Tell | None = None
+
+    def owe(self, tell: Tell) -> None:
+        """Ask later."""
+        self.ask()
+        self.tell = tell
+
+    def ask(self) -> None:
+        """Keep what is owed."""
+        tell, self.tell = self.tell, None
+        self.events += () if tell is None else tell()
+
+    def put(self, event: Event) -> None:
+        """Keep it behind what is owed."""
+        self.ask()
+        self.events.append(event)
 
 
 @dataclass(slots=True)

@@ -12,12 +12,12 @@ import pytest
 from mlxd_shared import config
 from mlxd_shared.domain.errors import DeadlinePassed, ShuttingDown
 from mlxd_worker.engine.judging import judge_plainly
-from mlxd_worker.engine.request import Event, Failed, Finished, Tell, Tokens
+from mlxd_worker.engine.request import Event, Failed, Finished, Tokens
 from mlxd_worker.engine.row import Row
 from mlxd_worker.models.base import Model
 from mlxd_worker.tokenizing.files import load_tokenizer
 from tests.support.counting import calls_of
-from tests.support.engines import GREEDY, Collected, TinyEngine, engine_on
+from tests.support.engines import GREEDY, Owed, TinyEngine, engine_on
 from tests.support.tiny_model import write_tiny_model
 from tests.worker.tiny import config_with, load, write_model
 
@@ -143,29 +143,6 @@ def test_a_text_that_cannot_be_written_ends_its_own_stream(
     assert sinks[1].text == "".join(f"<{token_id}>" for token_id in sinks[1].ids)
     assert tiny.caches.rows == ()
     assert len(tiny.alone((4, 5)).ids) == 8
-
-
-class Owed(Collected):
-    """A sink that asks what it is owed when it is to, or before anything else."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tell: Tell | None = None
-
-    def owe(self, tell: Tell) -> None:
-        """Ask later."""
-        self.ask()
-        self.tell = tell
-
-    def ask(self) -> None:
-        """Keep what is owed."""
-        tell, self.tell = self.tell, None
-        self.events += () if tell is None else tell()
-
-    def put(self, event: Event) -> None:
-        """Keep it behind what is owed."""
-        self.ask()
-        self.events.append(event)
 
 
 def test_a_plain_token_costs_no_call(model: Model, folder: Path) -> None:
