@@ -67,10 +67,9 @@ def judge_plainly(runs: Sequence[Run], caches: RowCaches, now_s: float) -> Judge
         row.last_token_s = now_s
         row.offset = offsets[row.id] = run.start + 1
         output.append(token_id)
-        if row.reported_count == offset:  # else the sink knows already
-            sound = not row.broken
+        if row.reported_count == offset and not row.broken:  # else the sink knows already
             row.request.sink.owe(partial(tell, row))
-            if sound and row.broken:
+            if row.broken:
                 broken.append(row)
     caches.contents.cut_back_each(offsets)
     return Judged(offsets.keys(), left, broken)
@@ -82,20 +81,21 @@ def tell(row: Row) -> list[Event]:
     Whatever its text's decoder raises concerns the row alone, which is broken then.
     """
     first, row.reported_count = row.reported_count, len(row.output)
-    events: list[Event] = []
     if row.broken:
-        return events
-    ids = row.output[first:]
-    texts: list[str] = []
+        return []
+    ids, texts = row.output[first:], list[str]()
+    failure: list[Event] = []
     try:
         texts.extend(map(row.text.write, ids))  # those before one that fails stay
     except Exception as error:  # noqa: BLE001 - whatever it is, it concerns this row alone
         row.broken = True
-        events.append(failure_of(row.request, error))
-    most = config.EVENTS_PER_MESSAGE_MAX
-    starts = range(0, len(texts), most)
-    parts = [(at, tuple(ids[: len(texts)][at : at + most]), texts[at : at + most]) for at in starts]
-    return [*(Tokens(first + at, part, "".join(text)) for at, part, text in parts), *events]
+        failure = [failure_of(row.request, error)]
+    events: list[Event] = []
+    for start in range(0, len(texts), config.EVENTS_PER_MESSAGE_MAX):
+        stop = min(start + config.EVENTS_PER_MESSAGE_MAX, len(texts))
+        text = "".join(texts[start:stop])
+        events.append(Tokens(first + start, tuple(ids[start:stop]), text))
+    return events + failure
 
 
 def catch_up(row: Row) -> bool:

@@ -137,8 +137,8 @@ class Sink(ABC):
     def owe(self, tell: Tell) -> None:
         """Take what `tell` returns: now, or when this call is over, before anything else comes.
 
-        What tokens are written to is written to then, of several at a time. Called on the engine
-        thread, where `tell` is called too.
+        Texts are written when `tell` is called, of several tokens at a time. Both are called on the
+        engine thread.
         """
         for event in tell():
             self.put(event)
