@@ -21,12 +21,12 @@ def taken_nbytes(sizes: PassSizes, caches: CacheSizes, *, context: int, rows: in
 
 def test_attention_takes_a_blocks_scores_seven_times() -> None:
     """Of 128 positions against all of the context: four times, and three more beyond the limit,
-    of which two are of the block before, which does not read the last 128 positions."""
+    of which one is of the block before, which does not read the last 128 positions."""
     around = 512 * (2 * 8 + 3 * 16)
-    scores = 2 * 128 * (7 * 2048 - 2 * 128)
+    scores = 2 * 128 * (7 * 2048 - 128)
     assert taken_nbytes(NARROW, WHOLE, context=2048) == 4 * (around + scores)
     beyond = NARROW.beyond_nbytes(WHOLE, context=2048, item_nbytes=4)
-    assert beyond == 4 * 2 * 128 * (3 * 2048 - 2 * 128)
+    assert beyond == 4 * 2 * 128 * (3 * 2048 - 128)
     short = 100 * (2 * 8 + 3 * 16) + 7 * 2 * 100 * 100
     assert taken_nbytes(NARROW, WHOLE, context=100) == 4 * short
 
